@@ -1,7 +1,7 @@
-"""The tables of the business that ships with Deadsure, and the append-only records in which effects are counted.
+"""The tables of the business that ships with Deadsure, and append-only records to count effects in.
 
-`report_exports.job_id` and `ledger_entries.job_id` are not unique on purpose: a constraint would hide a second
-effect of a job, a plain row shows it.
+`report_exports.job_id` and `ledger_entries.job_id` are not unique on purpose: a constraint would hide a
+second effect of a job, a plain row shows it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Order(Base):
 
 
 class ReportExport(Base):
-    """Append-only: one row for each report whose export was finished; `bytes` and `sha256` are those of the file."""
+    """Append-only: one row for each finished report; `bytes` and `sha256` are those of its file."""
 
     __tablename__ = "report_exports"
 
