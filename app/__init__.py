@@ -1,0 +1,1 @@
+"""The domain layer: states, arrows, retry policy, effects, command line. Knows no broker."""
