@@ -235,7 +235,7 @@ class Server(ABC):
         """Return a command with a small environment of its own: no PG* or RABBITMQ_* from outside."""
         path = f"{os.environ.get('PATH', '')}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
         env = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", **(extra or {})}
-        return Command(argv, home, env, self.log, self._account)
+        return Command(argv, Path(env["HOME"]), env, self.log, self._account)
 
     def _own_directory(self, path: Path) -> Path:
         """Create `path` with mode 700 for the server's account."""
