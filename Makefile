@@ -74,7 +74,7 @@ lock: ## Resolve the dependencies again and rewrite both lock files
 	lock() { out=$$1; shift; "$$tool/bin/uv" pip compile --quiet --upgrade --universal --python-version 3.11 \
 	  --generate-hashes --no-header --no-annotate "$$@" pyproject.toml --output-file "$$out"; }; \
 	lock requirements-dev.lock --extra embedded --extra dev; \
-	lock requirements.lock --extra embedded --constraint requirements-dev.lock
+	lock requirements.lock --constraint requirements-dev.lock
 	@echo "Locked. 'make setup' installs the result."
 
 clean: ## Stop the servers and delete .venv, caches and everything below var/
