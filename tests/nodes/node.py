@@ -169,7 +169,7 @@ class WorkerNode(Node, CeleryTestWorker):
 
     @property
     def worker_name(self) -> str:
-        command: list[str] = self.raw.command
+        command: list[str] = self.raw.attrs["Config"]["Cmd"]
         return command[command.index("-n") + 1].partition("@")[0]
 
     def hostname(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -69,8 +70,10 @@ class ProcessContainer:
         self._paused = False
 
     def _spawn(self, log: BinaryIO) -> subprocess.Popen[bytes]:
+        # Where Linux offers it, a node dies with the test run that started it, however that ends.
+        setpriv = shutil.which("setpriv")
         return subprocess.Popen(
-            self.command,
+            [setpriv, "--pdeathsig", "KILL", *self.command] if setpriv else self.command,
             cwd=self.cwd,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -107,7 +110,10 @@ class ProcessContainer:
     def attrs(self) -> dict[str, Any]:
         """The part of `docker inspect` that pytest-docker-tools reads: no networks, no ports."""
         return {
-            "Config": {"Env": [f"{key}={value}" for key, value in self.environment.items()]},
+            "Config": {
+                "Cmd": self.command,
+                "Env": [f"{key}={value}" for key, value in self.environment.items()],
+            },
             "HostConfig": {"PortBindings": {}},
             "NetworkSettings": {"Networks": {}, "Ports": {}},
             "State": {"Status": self.status, "Pid": self.pid, "ExitCode": self.exit_code or 0},

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit, urlunsplit
 
 CHUNK_BYTES = 65536
 CONNECT_TIMEOUT_S = 5
@@ -33,6 +34,21 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.host, self.port = self._listener.getsockname()
         self._spawn(self._accept)
+
+    @classmethod
+    def before(cls, url: str) -> Self:
+        """A proxy in front of the server that `url` names."""
+        parts = urlsplit(url)
+        assert parts.hostname
+        assert parts.port
+        return cls((parts.hostname, parts.port))
+
+    def url(self, original: str) -> str:
+        """`original` with this proxy's address in place of the server's."""
+        parts = urlsplit(original)
+        credentials = parts.netloc.rpartition("@")[0]
+        netloc = f"{credentials}@{self.host}:{self.port}" if credentials else f"{self.host}:{self.port}"
+        return urlunsplit(parts._replace(netloc=netloc))
 
     def __enter__(self) -> Self:
         return self
