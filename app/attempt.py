@@ -1,0 +1,348 @@
+"""The story of one attempt: delivery, claim, handler, finish; the only file that calls the arrows together.
+
+    delivery -> claim refused  -> acknowledge (or reject, when a quarantined job still lacks its dead letter)
+             -> claimed -> handler -> succeed     -> acknowledge
+                                   -> retry       -> acknowledge; the debt brings it back
+                                   -> quarantine  -> reject, through the dead-letter exchange
+                                   -> lost        -> acknowledge; nothing was written
+    database away, anywhere: hold the delivery, come back, find out what was written, carry on. Never blame the job.
+
+Nothing is acknowledged here: `run` returns what is to be done with the delivery once the result is durable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import psycopg2
+from psycopg2.extensions import connection as PgConnection
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from app import effects, finish
+from app.claim import (
+    Claimed,
+    Delivery,
+    Refusal,
+    begin_atomic,
+    claim,
+    look,
+    may_begin_atomic,
+    received,
+)
+from app.clock import pause_s
+from app.errors import DeadsureError, LeaseLost
+from app.failures import Decision, decide
+from app.job_types import JobType, find
+from app.journal import log
+from app.json_text import to_json
+from app.release import release
+from app.seat import BACK, SAVEPOINT, DatabaseAway, JobSession, Seat, broken, noticing_outage
+from app.submit import NOTIFY, NewJob, within
+from app.sweep import expire_redelivered
+from db.session import rows
+
+Handler = Callable[["Job", Any], Any]
+LOCKED_LOOKS_S = (0.02, 0.03, 0.05)
+LOCKED_LOOKS_REDELIVERED_S = (*LOCKED_LOOKS_S, 0.2, 0.3, 0.5, 0.9)
+
+current: ContextVar[Job | None] = ContextVar("deadsure_job", default=None)
+HANDLERS: dict[tuple[str, int], Handler] = {}
+
+
+class Settlement(Enum):
+    """What the transport does with the delivery. IGNORE acknowledges too: it did not run here."""
+
+    SUCCEEDED = "succeeded"
+    RETRIED = "retried"
+    QUARANTINED = "quarantined"
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one delivery ended: to be settled by the transport, after everything durable is durable."""
+
+    settlement: Settlement
+    result_key: str = ""
+    reason: str = ""
+    delay_s: float = 0.0
+
+
+class RunAgain(DeadsureError):
+    """The attempt's transaction died with the database: claim once more. Never leaves this module."""
+
+
+class Job:
+    """What a handler knows of its job and may do with it."""
+
+    def __init__(self, seat: Seat, claimed: Claimed, worker_id: UUID, job_type: JobType) -> None:
+        self.job_id = claimed.job_id
+        self.attempt = claimed.attempt
+        self.failures = claimed.failures
+        self.correlation_id = claimed.correlation_id
+        self.result_key = f"job:{claimed.job_id}"
+        self.outgoing: list[NewJob] = []
+        self.in_transaction = not claimed.committed
+        self.connection: PgConnection = seat.connection()
+        self._seat, self._worker_id, self._type = seat, worker_id, job_type
+        self._session: JobSession | None = None
+
+    @property
+    def session(self) -> JobSession:
+        """A SQLAlchemy session whose writes commit with the job's success, or not at all."""
+        if self._session is None:
+            self.begin()
+            self._session = self._seat.session(self.connection)
+        return self._session
+
+    @property
+    def lost(self) -> bool:
+        """Whether this worker may have lost the job: stop working on it, nothing it writes will count."""
+        return not self._seat.trusted(self._worker_id)
+
+    def still_mine(self) -> None:
+        """Raise LeaseLost when this worker may have lost the job: ask before an effect that cannot be fenced."""
+        if self.lost:
+            raise LeaseLost(f"job {self.job_id}: the worker's lease is over")
+
+    def call(self, name: str, function: Callable[[str], Any], *, takes_key: bool = True) -> Any:
+        """Make the external call `name` at most once per key: see `app.effects`. `function` gets the idempotency key.
+
+        Raises LeaseLost when the worker has lost the job or cannot be sure that it has not.
+        """
+        if self._type.mode == "atomic":
+            raise DeadsureError(
+                f"{self._type.name}: an atomic job cannot make external calls; make it leased"
+            )
+        self.still_mine()
+        ledger = self._seat.ledger()
+        return effects.call(ledger, self.job_id, self.attempt, self._worker_id, name, function, takes_key)
+
+    def child_key(self, job_type: str) -> str:
+        """The idempotency key of the next child of this job: a rerun derives the same one."""
+        nth = sum(1 for child in self.outgoing if child.job_type.name == job_type)
+        return f"{self.job_id}/{nth}"
+
+    def begin(self) -> None:
+        """Open the finishing transaction, once."""
+        if not self.in_transaction:
+            idle_ms = int(self._type.time_limit_s * 1200)
+            with noticing_outage(self.connection):
+                rows(
+                    self.connection,
+                    f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; {SAVEPOINT}",
+                )
+            self.in_transaction = True
+
+    def write_outgoing(self) -> None:
+        """Flush the session and insert the children into the finishing transaction."""
+        if self.outgoing:
+            self.begin()
+        if self._session is not None:
+            self._session.flush()
+        if self.outgoing:
+            within(lambda sql, values: rows(self.connection, sql, values), self.outgoing)
+
+    def undo(self) -> None:
+        """Roll back what the handler wrote; the row lock of an atomic job stays (H13).
+
+        Raises RunAgain when the transaction died with its database session: then nothing is left to undo, and what
+        went wrong in the handler is our outage.
+        """
+        self.outgoing.clear()
+        self.close()
+        if self.in_transaction:
+            if broken(self.connection):
+                raise RunAgain("the job's transaction was lost with the database session")
+            rows(self.connection, BACK)
+
+    def close(self) -> None:
+        """Let go of the session; the transaction is not touched."""
+        if self._session is not None:
+            bind = self._session.get_bind()
+            with suppress(SQLAlchemyError, psycopg2.Error):
+                self._session.close()
+                bind.close()  # type: ignore[union-attr]  # always a Connection
+            self._session = None
+
+
+def run(seat: Seat, delivery: Delivery, job_type: JobType) -> Ending:
+    """One delivery from claim to durable result; returns how it is to be settled. Holds through database outages."""
+    first_try, tries = True, 0
+    while True:
+        try:
+            ending = once(seat, delivery, job_type, first_try)
+            if ending is not None:
+                return ending
+        except (DatabaseAway, RunAgain) as outage:
+            if tries == 0:
+                log.warning(
+                    "database.away",
+                    job_id=str(delivery.job_id),
+                    error=str(outage),
+                    consequence="the delivery is held until the database is back",
+                )
+            seat.drop()
+        except Exception:
+            seat.drop()  # a bug of ours: no open transaction may stay behind it
+            raise
+        first_try = False
+        time.sleep(pause_s(tries))
+        tries += 1
+
+
+def once(seat: Seat, delivery: Delivery, job_type: JobType, first_try: bool) -> Ending | None:
+    """Try the delivery once; None: this worker has no lease at the moment, try again."""
+    connection = seat.connection()
+    worker_id = seat.worker_id
+    with noticing_outage(connection):
+        if not first_try:
+            release(connection, delivery.job_id, worker_id, seat.pid, "the database was away")
+        claimed = win(seat, delivery, job_type, worker_id, first_try)
+        if claimed is Refusal.NO_LEASE:
+            return None
+        if isinstance(claimed, Refusal):
+            received(connection, delivery, worker_id, claimed)
+            reject = claimed in (Refusal.QUARANTINED, Refusal.UNKNOWN)
+            settlement = Settlement.QUARANTINED if reject else Settlement.IGNORE
+            return Ending(settlement, reason=claimed.value)
+    return work(seat, delivery, claimed, worker_id, job_type)
+
+
+def win(
+    seat: Seat, delivery: Delivery, job_type: JobType, worker_id: UUID, first_try: bool
+) -> Claimed | Refusal:
+    """Claim the job, or say why not: a lock is looked at again shortly before it is believed."""
+    connection = seat.connection()
+    looks = LOCKED_LOOKS_REDELIVERED_S if delivery.redelivered else LOCKED_LOOKS_S
+    for wait_s in (*looks, None):
+        claimed = None
+        if first_try and job_type.mode == "atomic" and may_begin_atomic(delivery):
+            claimed = begin_atomic(connection, delivery, worker_id)
+        if claimed is None:
+            claimed = claim(connection, delivery, worker_id, seat.pid)
+        if claimed is not None:
+            return claimed
+        refusal = look(connection, delivery, worker_id)
+        if (
+            refusal is Refusal.OWNED
+            and delivery.redelivered
+            and delivery.redelivered_known
+            and expire_redelivered(connection, delivery.job_id)
+        ):
+            refusal = Refusal.LOCKED
+        if refusal is not Refusal.LOCKED or wait_s is None:
+            return refusal
+        time.sleep(wait_s)
+    raise AssertionError("unreachable")
+
+
+def work(seat: Seat, delivery: Delivery, claimed: Claimed, worker_id: UUID, job_type: JobType) -> Ending:
+    """Run the handler and write the arrow that its outcome calls for."""
+    holder = finish.Holder(claimed, delivery, worker_id)
+    job = Job(seat, claimed, worker_id, job_type)
+    token = current.set(job)
+    try:
+        try:
+            wanted = find(claimed.type, claimed.version)
+            payload = wanted.parse(claimed.payload)
+            result = HANDLERS[wanted.name, wanted.version](job, payload)
+            stored = storable(job, result)
+            job.write_outgoing()
+            write(seat, holder, job, lambda on: succeed(on, holder, job, stored))
+        except (LeaseLost, RunAgain):
+            raise
+        except Exception as error:  # every error of a handler becomes a decision
+            return fail(seat, holder, job, job_type, error)
+        return Ending(Settlement.SUCCEEDED, result_key=job.result_key)
+    except LeaseLost as lost:
+        log.error("job.lost", job_id=str(job.job_id), attempt=job.attempt, reason=str(lost))
+        seat.drop()
+        return Ending(Settlement.IGNORE, reason="lost to another attempt")
+    finally:
+        current.reset(token)
+        job.close()
+
+
+def fail(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType, error: Exception) -> Ending:
+    """Undo what the handler wrote and write `retry` or `quarantine`; an outage of ours is no failure of the job."""
+    if isinstance(error, DBAPIError | psycopg2.Error) and broken(job.connection):
+        raise RunAgain("the database went away under the handler")
+    job.undo()
+    decision = decide(error, holder.claimed.failures, holder.claimed.max_failures, job_type.retry)
+    log.warning(
+        "job.failed",
+        job_id=str(job.job_id),
+        type=job_type.name,
+        attempt=job.attempt,
+        cause=decision.cause,
+        reason=decision.reason,
+        retry_in_s=decision.delay_s,
+    )
+    write(seat, holder, job, lambda on: record(on, holder, job, decision))
+    if decision.delay_s is None:
+        return Ending(Settlement.QUARANTINED, reason=decision.reason)
+    return Ending(Settlement.RETRIED, reason=decision.reason, delay_s=decision.delay_s)
+
+
+def succeed(on: PgConnection, holder: finish.Holder, job: Job, result: str | None) -> None:
+    """The arrow of a handler that returned."""
+    wake = NOTIFY if job.outgoing else ""
+    finish.succeed(on, holder, job.result_key, result, job.in_transaction, wake)
+
+
+def record(on: PgConnection, holder: finish.Holder, job: Job, decision: Decision) -> None:
+    """The arrow of a decision about a handler that failed."""
+    cause, reason = decision.cause, decision.reason
+    if decision.delay_s is not None:
+        finish.retry(on, holder, decision.delay_s, cause, reason, job.in_transaction)
+    else:
+        finish.quarantine(
+            on, holder, cause, reason, decision.fingerprint, decision.failed, job.in_transaction
+        )
+
+
+def write(seat: Seat, holder: finish.Holder, job: Job, arrow: Callable[[PgConnection], None]) -> None:
+    """Write an arrow through outages: after a lost answer, read the row to learn whether it was written.
+
+    Raises LeaseLost when the job belongs to another, RunAgain when the transaction with the handler's work is gone.
+    """
+    connection, tries = job.connection, 0
+    while True:
+        try:
+            with noticing_outage(connection):
+                if tries:
+                    state = finish.outcome(connection, holder.claimed)
+                    if state == "ours":
+                        return
+                    if state == "other":
+                        raise LeaseLost(f"job {job.job_id}: another attempt owns the job")
+                    if job.in_transaction:
+                        raise RunAgain("the finishing transaction was lost with the database session")
+                arrow(connection)
+                return
+        except DatabaseAway:
+            connection = seat.reconnect(tries)
+            tries += 1
+
+
+def storable(job: Job, result: Any) -> str | None:
+    """The return value as JSON text, or None: an effect is never undone for its handler's return value."""
+    if result is None:
+        return None
+    try:
+        return to_json(result)
+    except (TypeError, ValueError, RecursionError) as error:
+        log.warning(
+            "result.dropped",
+            job_id=str(job.job_id),
+            reason=f"the handler returned a {type(result).__name__} that is not JSON ({error}); null is stored",
+        )
+        return None

@@ -1,0 +1,171 @@
+"""claim: queued | retry_wait (due) -> running. The gate before every effect.
+
+The race: two deliveries of one job reach two workers at once, or one reaches a second worker while the first still
+works. The claim is one guarded UPDATE behind `SKIP LOCKED`: one wins, the other sees why and acknowledges.
+
+Two ways through the gate. `claim` commits the new attempt, so a crash of the handler is counted. `begin_atomic` only
+locks the row: claim, effect and success share one commit. It is taken only when nothing can have started before:
+attempt = 0, crashes = 0, not redelivered by a broker whose flag can be trusted, copy 1 of a debt with `sends` = 1.
+A worker whose lease is over can claim nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from psycopg2.extensions import connection as PgConnection
+
+from app.states import State
+from db.session import one
+
+CLAIM = """
+WITH owner AS (
+    SELECT worker_id FROM workers
+     WHERE worker_id = %(worker_id)s AND lost_at IS NULL AND stopped_at IS NULL AND lease_until > clock_timestamp()
+), candidate AS (
+    SELECT job_id FROM jobs
+     WHERE job_id = %(job_id)s AND state IN ('queued', 'retry_wait')
+       AND (not_before IS NULL OR not_before <= clock_timestamp())
+       FOR NO KEY UPDATE SKIP LOCKED
+), job AS (
+    UPDATE jobs SET state = 'running', attempt = attempt + 1, worker_id = owner.worker_id, child_pid = %(pid)s,
+                    changed_at = clock_timestamp()
+      FROM candidate, owner
+     WHERE jobs.job_id = candidate.job_id AND state IN ('queued', 'retry_wait')
+    RETURNING jobs.*
+), paid AS (
+    DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id
+), journal AS (
+    INSERT INTO job_events (job_id, event, attempt, copy, delivery_tag, redelivered, worker_id)
+    SELECT job_id, word, attempt, %(copy)s, %(delivery_tag)s, %(redelivered)s, worker_id
+      FROM job, (VALUES (1, 'received'), (2, 'claim')) AS words (place, word) ORDER BY place
+)
+SELECT attempt, payload, type, schema_version, failures, max_failures, correlation_id FROM job
+"""
+# The lock comes before the savepoint, or rolling back to the savepoint would give the row away (H13).
+BEGIN_ATOMIC = """
+BEGIN;
+SELECT set_config('deadsure.held', (SELECT count(*) FROM (
+    SELECT FROM jobs WHERE job_id = %(job_id)s AND state = 'queued' AND attempt = 0 AND crashes = 0
+       AND (not_before IS NULL OR not_before <= clock_timestamp())
+       FOR NO KEY UPDATE SKIP LOCKED) AS held)::text, true);
+SAVEPOINT effect;
+SELECT attempt + 1, payload, jobs.type, jobs.schema_version, failures, max_failures, jobs.correlation_id
+  FROM jobs JOIN outbox USING (job_id), workers
+ WHERE jobs.job_id = %(job_id)s AND current_setting('deadsure.held') = '1' AND outbox.sends = 1
+   AND workers.worker_id = %(worker_id)s AND workers.lost_at IS NULL AND workers.stopped_at IS NULL
+   AND workers.lease_until > clock_timestamp()
+"""
+LOOK = """
+SELECT jobs.state::text, coalesce(not_before > clock_timestamp(), false), attempt, jobs.worker_id, episode,
+       (SELECT dead_lettered_at IS NOT NULL FROM quarantine_entries entry
+         WHERE entry.job_id = jobs.job_id AND entry.episode = jobs.episode),
+       (SELECT count(*) FROM workers WHERE worker_id = %(worker_id)s AND lost_at IS NULL AND stopped_at IS NULL
+           AND lease_until > clock_timestamp()),
+       cause
+  FROM jobs WHERE jobs.job_id = %(job_id)s
+"""
+RECEIVED = """
+INSERT INTO job_events (job_id, event, copy, delivery_tag, redelivered, worker_id, reason)
+VALUES (%(job_id)s, 'received', %(copy)s, %(delivery_tag)s, %(redelivered)s, %(worker_id)s, %(reason)s)
+"""
+
+
+class Refusal(Enum):
+    """Why a delivery found no work; the value is the reason that the journal and the log give."""
+
+    FINISHED = "already finished"
+    OWNED = "owned by a live worker"
+    NOT_DUE = "not due yet"
+    LOCKED = "locked by another transaction"
+    QUARANTINED = "quarantined, its dead letter is still to come"
+    QUARANTINED_TRACED = "quarantined"
+    NO_LEASE = "this worker has no lease"
+    UNKNOWN = "no such job"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One delivery of one copy. `redelivered_known` is False on brokers whose flag cannot be trusted."""
+
+    job_id: UUID
+    copy: int
+    delivery_tag: str | None
+    redelivered: bool
+    redelivered_known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A won claim: with `job_id`, `attempt` is the fencing token of every later write."""
+
+    job_id: UUID
+    attempt: int
+    payload: dict[str, Any]
+    type: str
+    version: int
+    failures: int
+    max_failures: int
+    correlation_id: str
+    committed: bool
+
+
+def parameters(delivery: Delivery, worker_id: UUID, pid: int) -> dict[str, Any]:
+    """The parameters that CLAIM, BEGIN_ATOMIC, LOOK and RECEIVED share."""
+    return {
+        "job_id": str(delivery.job_id),
+        "worker_id": str(worker_id),
+        "pid": pid,
+        "copy": delivery.copy,
+        "delivery_tag": delivery.delivery_tag,
+        "redelivered": delivery.redelivered,
+    }
+
+
+def claim(connection: PgConnection, delivery: Delivery, worker_id: UUID, pid: int) -> Claimed | None:
+    """Commit a new attempt of the job for this worker; None when somebody or something stands in the way."""
+    row = one(connection, CLAIM, parameters(delivery, worker_id, pid))
+    return Claimed(delivery.job_id, *row, committed=True) if row else None
+
+
+def may_begin_atomic(delivery: Delivery) -> bool:
+    """Whether this delivery can be the first start of its job, as far as the message tells (H3)."""
+    return delivery.copy == 1 and delivery.redelivered_known and not delivery.redelivered
+
+
+def begin_atomic(connection: PgConnection, delivery: Delivery, worker_id: UUID) -> Claimed | None:
+    """Lock the row and leave the transaction open at savepoint `effect`; None (and no transaction) otherwise."""
+    row = one(connection, BEGIN_ATOMIC, parameters(delivery, worker_id, 0))
+    if row is None:
+        one(connection, "ROLLBACK")
+        return None
+    return Claimed(delivery.job_id, *row, committed=False)
+
+
+def look(connection: PgConnection, delivery: Delivery, worker_id: UUID) -> Refusal:
+    """Why the claim gave nothing. LOCKED also covers a job that became free meanwhile: try again."""
+    row = one(connection, LOOK, parameters(delivery, worker_id, 0))
+    if row is None:
+        return Refusal.UNKNOWN
+    state, early, _attempt, _owner, _episode, traced, lease, _cause = row
+    if state in (State.SUCCEEDED, State.CANCELLED):
+        return Refusal.FINISHED
+    if state == State.QUARANTINED:
+        return Refusal.QUARANTINED_TRACED if traced else Refusal.QUARANTINED
+    if state == State.RUNNING:
+        return Refusal.OWNED
+    if early:
+        return Refusal.NOT_DUE
+    return Refusal.LOCKED if lease else Refusal.NO_LEASE
+
+
+def received(connection: PgConnection, delivery: Delivery, worker_id: UUID, refusal: Refusal) -> None:
+    """Journal a delivery that found no work, and why."""
+    one(
+        connection,
+        RECEIVED,
+        {**parameters(delivery, worker_id, 0), "reason": refusal.value},
+    )

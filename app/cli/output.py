@@ -1,0 +1,94 @@
+"""How commands print: one JSON object for scripts, a table for people; and what they do with errors."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, ParamSpec, TypeVar
+from uuid import UUID
+
+import click
+import psycopg2
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy.exc import DBAPIError
+
+from app.errors import DeadsureError
+from db.migrate import SchemaError
+from db.session import DatabaseUrlError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can carry it; times in ISO 8601."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not printable")
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on one line."""
+    click.echo(json.dumps(value, default=plain, ensure_ascii=False))
+
+
+def print_table(title: str, columns: Sequence[str], entries: Sequence[Sequence[Any]]) -> None:
+    """A table; empty cells for None."""
+    table = Table(*columns, title=title, title_justify="left", header_style="bold")
+    for entry in entries:
+        table.add_row(*["" if cell is None else cell_text(cell) for cell in entry])
+    Console().print(table)
+
+
+def print_fields(fields: Mapping[str, Any]) -> None:
+    """Name and value, one line each; None is left out."""
+    width = max(map(len, fields), default=0)
+    for name, value in fields.items():
+        if value is not None:
+            click.echo(f"{name.ljust(width)}  {cell_text(value)}")
+
+
+def cell_text(value: Any) -> str:
+    """A value for people: times in seconds, UTC."""
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="milliseconds")
+    return str(value)
+
+
+def reporting_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn expected errors into one line and exit code 1; a bug keeps its traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except ValidationError as error:
+            raise click.ClickException(invalid(error)) from None
+        except (DeadsureError, DatabaseUrlError, SchemaError, ValueError) as error:
+            raise click.ClickException(str(error)) from None
+        except (psycopg2.OperationalError, DBAPIError) as error:
+            raise click.ClickException(
+                f"the database does not answer ({type(error).__name__}): is the server of DATABASE_URL up?"
+            ) from None
+        except psycopg2.errors.UndefinedTable:
+            raise click.ClickException(
+                "the database has no Deadsure schema: run `deadsure db upgrade`"
+            ) from None
+
+    return wrapped
+
+
+def invalid(error: ValidationError) -> str:
+    """Field and complaint of each validation error, without the values."""
+    complaints = [
+        f"{'.'.join(map(str, e['loc'])) or 'payload'}: {e['msg']}" for e in error.errors(include_input=False)
+    ]
+    return f"{error.title}: " + "; ".join(complaints)

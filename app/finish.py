@@ -1,0 +1,190 @@
+"""succeed, retry, quarantine: the arrows out of `running` that the owner itself writes.
+
+The race: a worker is declared lost while its handler still runs, another attempt starts, and then the first one
+finishes. Each arrow therefore checks state, owner and `attempt` in its own UPDATE; zero rows means somebody else owns
+the job, and the loser writes nothing: its open transaction, with all that the handler did in it, is rolled back.
+
+In atomic mode the claim was never committed: the same arrows go out from `queued` under the row lock, attempt + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from psycopg2.errors import DivisionByZero
+from psycopg2.extensions import connection as PgConnection
+
+from app.claim import Claimed, Delivery
+from app.errors import LeaseLost
+from db.session import one, rows
+
+# The guard of a committed attempt, and of the clean path, where the row lock is held since `begin_atomic`.
+COMMITTED = "state = 'running' AND attempt = %(attempt)s AND worker_id = %(worker_id)s"
+UNCOMMITTED = "state = 'queued' AND attempt = %(attempt)s - 1"
+JOURNAL = """
+    INSERT INTO job_events (job_id, event, attempt, copy, delivery_tag, redelivered, worker_id, reason)
+    SELECT job_id, word, attempt, %(copy)s, %(delivery_tag)s, %(redelivered)s, %(worker_id)s, {reason}
+      FROM job, unnest(%(words)s::text[]) WITH ORDINALITY AS words (word, place) ORDER BY place
+"""
+SUCCEED = """
+WITH job AS (
+    UPDATE jobs SET state = 'succeeded', attempt = %(attempt)s, worker_id = NULL, child_pid = NULL,
+                    result_key = %(result_key)s, result = %(result)s::jsonb, not_before = NULL,
+                    changed_at = clock_timestamp(), finished_at = clock_timestamp()
+     WHERE job_id = %(job_id)s AND {guard}
+    RETURNING job_id, attempt
+), paid AS (
+    DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id
+), journal AS ({journal})
+SELECT 1 / count(*) FROM job
+"""
+# A cancel that was asked for while the job ran is honoured here: what would be tried again is cancelled instead.
+RETRY = """
+WITH job AS (
+    UPDATE jobs SET state = CASE WHEN cancel_requested THEN 'cancelled' ELSE 'retry_wait' END::job_state,
+                    attempt = %(attempt)s, worker_id = NULL, child_pid = NULL, failures = failures + 1,
+                    not_before = clock_timestamp() + make_interval(secs => %(delay_s)s),
+                    cause = %(cause)s, reason = %(reason)s, changed_at = clock_timestamp(),
+                    finished_at = CASE WHEN cancel_requested THEN clock_timestamp() END
+     WHERE job_id = %(job_id)s AND {guard}
+    RETURNING job_id, attempt, queue, type, schema_version, priority, correlation_id, trace_context, not_before, state
+), paid AS (
+    DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id AND job.state = 'cancelled'
+), debt AS (
+    INSERT INTO outbox (job_id, queue, type, schema_version, priority, correlation_id, trace_context, due_at)
+    SELECT job_id, queue, type, schema_version, priority, correlation_id, trace_context, not_before
+      FROM job WHERE state = 'retry_wait'
+    ON CONFLICT (job_id) DO UPDATE SET due_at = excluded.due_at, sends = 0, sent_at = NULL
+), journal AS ({journal})
+SELECT 1 / count(*) FROM job
+"""
+QUARANTINE = """
+WITH job AS (
+    UPDATE jobs SET state = 'quarantined', attempt = %(attempt)s, worker_id = NULL, child_pid = NULL,
+                    failures = failures + %(failed)s, episode = episode + 1, not_before = NULL,
+                    cause = %(cause)s, reason = %(reason)s, changed_at = clock_timestamp()
+     WHERE job_id = %(job_id)s AND {guard}
+    RETURNING job_id, attempt, episode, cause, reason
+), paid AS (
+    DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id
+), entry AS (
+    INSERT INTO quarantine_entries (job_id, episode, cause, fingerprint, reason, attempt)
+    SELECT job_id, episode, cause, %(fingerprint)s, reason, attempt FROM job
+), journal AS ({journal})
+SELECT 1 / count(*) FROM job
+"""
+OUTCOME = "SELECT state::text, attempt, result_key FROM jobs WHERE job_id = %(job_id)s"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who writes: the won claim, the delivery it came by, and the worker that holds the lease."""
+
+    claimed: Claimed
+    delivery: Delivery
+    worker_id: UUID
+
+    def write(
+        self,
+        connection: PgConnection,
+        arrow: str,
+        words: list[str],
+        values: dict[str, Any],
+        in_transaction: bool,
+        after_commit: str = "",
+    ) -> None:
+        """One guarded arrow in one round trip, committed. Raises LeaseLost when the guard finds no row.
+
+        Inside a transaction the guard's failure aborts the message before its COMMIT, so that nothing of the loser
+        stays; deferred constraints are checked first, while the handler's savepoint can still be rolled back.
+        """
+        guard = COMMITTED if self.claimed.committed else UNCOMMITTED
+        if not self.claimed.committed:
+            words = ["received", "claim", *words]
+        sql = arrow.format(guard=guard, journal=JOURNAL.format(reason="%(journal_reason)s"))
+        if in_transaction:
+            sql = f"SET CONSTRAINTS ALL IMMEDIATE; {sql}; COMMIT; {after_commit}"
+        try:
+            rows(
+                connection,
+                sql,
+                {
+                    "job_id": str(self.claimed.job_id),
+                    "attempt": self.claimed.attempt,
+                    "worker_id": str(self.worker_id),
+                    "copy": self.delivery.copy,
+                    "delivery_tag": self.delivery.delivery_tag,
+                    "redelivered": self.delivery.redelivered,
+                    "words": words,
+                    "journal_reason": values.get("reason"),
+                    **values,
+                },
+            )
+        except DivisionByZero:
+            if in_transaction:
+                rows(connection, "ROLLBACK")
+            raise LeaseLost(
+                f"job {self.claimed.job_id}: attempt {self.claimed.attempt} no longer owns the job; "
+                "nothing was written"
+            ) from None
+
+
+def succeed(
+    connection: PgConnection,
+    holder: Holder,
+    result_key: str,
+    result: str | None,
+    in_transaction: bool,
+    after_commit: str = "",
+) -> None:
+    """Running -> succeeded, with the proof of the effect; `result` is JSON text. Raises LeaseLost; then nothing was written."""
+    values = {"result_key": result_key, "result": result}
+    holder.write(connection, SUCCEED, ["result_saved", "succeed"], values, in_transaction, after_commit)
+
+
+def retry(
+    connection: PgConnection,
+    holder: Holder,
+    delay_s: float,
+    cause: str,
+    reason: str,
+    in_transaction: bool,
+) -> None:
+    """Running -> retry_wait: time, cause and debt in one statement. Raises LeaseLost."""
+    values = {"delay_s": delay_s, "cause": cause, "reason": reason}
+    holder.write(connection, RETRY, ["retry", "retry_scheduled"], values, in_transaction)
+
+
+def quarantine(
+    connection: PgConnection,
+    holder: Holder,
+    cause: str,
+    reason: str,
+    fingerprint: str,
+    failed: bool,
+    in_transaction: bool,
+) -> None:
+    """Running -> quarantined: the first of two traces. The caller rejects the delivery afterwards. Raises LeaseLost."""
+    values = {
+        "cause": cause,
+        "reason": reason,
+        "fingerprint": fingerprint,
+        "failed": 1 if failed else 0,
+    }
+    holder.write(connection, QUARANTINE, ["quarantine", "quarantined"], values, in_transaction)
+
+
+def outcome(connection: PgConnection, claimed: Claimed) -> str:
+    """What became of an attempt whose COMMIT answer was lost: `ours`, `open` (nothing was written) or `other`."""
+    row = one(connection, OUTCOME, {"job_id": str(claimed.job_id)})
+    if row is None:
+        return "other"
+    state, attempt, _ = row
+    before = claimed.attempt if claimed.committed else claimed.attempt - 1
+    if attempt == claimed.attempt and state in ("succeeded", "retry_wait", "quarantined", "cancelled"):
+        return "ours"
+    if attempt == before and state in ("running", "queued"):
+        return "open"
+    return "other"

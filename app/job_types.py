@@ -1,0 +1,78 @@
+"""The allowlist of job types, keyed by (type, version): what may run at all, and on which terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from app.errors import ConfigurationError, UnknownJobType
+from app.retry_policy import RetryPolicy
+
+Mode = Literal["leased", "atomic"]
+ATOMIC_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class JobType:
+    """The terms of one job type.
+
+    `mode`: `leased` commits the claim before the effect; `atomic` has one commit for claim, effect and success.
+    `time_limit_s`: hard limit of one attempt. `expire_early`: whether a missing session of the owner may end its
+    lease early; set it to False for an external effect that has neither idempotency key nor status question.
+    """
+
+    name: str
+    payload: type[BaseModel]
+    version: int = 1
+    mode: Mode = "leased"
+    queue: str = "jobs"
+    priority: int = 0
+    time_limit_s: float = 900.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    max_crashes: int = 3
+    max_stalls: int = 3
+    expire_early: bool = True
+    key: Callable[[Any], str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode == "atomic" and self.time_limit_s > ATOMIC_LIMIT_S:
+            raise ConfigurationError(
+                f"{self.name}: an atomic job holds a row lock, so time_limit_s={self.time_limit_s:g} "
+                f"must be at most {ATOMIC_LIMIT_S:g}; make it leased"
+            )
+
+    def parse(self, payload: Mapping[str, Any]) -> BaseModel:
+        """The validated payload; raises pydantic.ValidationError naming the fields."""
+        return self.payload.model_validate(payload)
+
+
+REGISTRY: dict[tuple[str, int], JobType] = {}
+
+
+def register(job_type: JobType) -> JobType:
+    """Put a type on the allowlist; raises ConfigurationError when the name and version are taken."""
+    known = REGISTRY.setdefault((job_type.name, job_type.version), job_type)
+    if known is not job_type:
+        raise ConfigurationError(f"job type {job_type.name!r} version {job_type.version} is registered twice")
+    return job_type
+
+
+def find(name: str, version: int | None = None) -> JobType:
+    """The type `name` (its newest version by default); raises UnknownJobType listing what exists."""
+    versions = [v for (known, v) in REGISTRY if known == name]
+    wanted = version if version is not None else max(versions, default=None)
+    found = REGISTRY.get((name, wanted)) if wanted is not None else None
+    if found is None:
+        names = ", ".join(sorted({known for known, _ in REGISTRY})) or "none"
+        raise UnknownJobType(
+            f"no job type {name!r}" + (f" version {version}" if versions else "") + f"; known: {names}"
+        )
+    return found
+
+
+def queues() -> list[str]:
+    """Every queue that a known type is routed to; `jobs` is always one."""
+    return sorted({"jobs", *(job_type.queue for job_type in REGISTRY.values())})

@@ -1,0 +1,126 @@
+"""The outbox as a debt: a row says that somebody must wake a job up, and only the job's claim deletes it.
+
+`take` commits `sends + 1` and the next due time *before* anything is published and keeps no lock: a claim that deletes
+the row never waits for a broker (H4), and of a crash between take and publish only a gap remains. The copy number in
+the message is `sends`, so the claim can tell the first copy of a debt from all others (H3).
+
+An early resend needs evidence that messages were lost. An empty queue is none (H1): prefetched messages are not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from psycopg2.extensions import connection as PgConnection
+
+from app.settings import Settings
+from app.submit import CHANNEL
+from db.session import one, rows
+
+LISTEN = f"LISTEN {CHANNEL}"
+# First sends fill the window of unpaid deliveries, highest priority first; resends are in the window already.
+TAKE = """
+WITH room AS (
+    SELECT greatest(0, least(%(batch)s, %(window)s - count(*))) AS free
+      FROM (SELECT FROM outbox WHERE queue = %(queue)s AND sends > 0 LIMIT %(window)s) AS unpaid
+), first_sends AS (
+    SELECT due.job_id
+      FROM generate_series(9, 0, -1) AS level (priority), LATERAL (
+           SELECT job_id FROM outbox
+            WHERE queue = %(queue)s AND priority = level.priority AND sends = 0
+              AND due_at <= statement_timestamp()
+            ORDER BY due_at LIMIT (SELECT free FROM room) FOR NO KEY UPDATE SKIP LOCKED) AS due
+     LIMIT (SELECT free FROM room)
+), resends AS (
+    SELECT job_id FROM outbox
+     WHERE queue = %(queue)s AND sends > 0 AND due_at <= statement_timestamp()
+     ORDER BY due_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE outbox
+   SET sends = sends + 1, sent_at = clock_timestamp(), returned_at = NULL, returned_reason = NULL,
+       due_at = clock_timestamp() + make_interval(secs => least(%(first_s)s * 2.0 ^ least(sends, 30), %(max_s)s))
+ WHERE job_id IN (SELECT job_id FROM first_sends UNION ALL SELECT job_id FROM resends)
+RETURNING job_id, type, schema_version, priority, correlation_id, trace_context, sends
+"""
+NEXT_DUE = """
+SELECT extract(epoch FROM least(
+    (SELECT min(due_at) FROM generate_series(9, 0, -1) AS level (priority), LATERAL (
+        SELECT due_at FROM outbox WHERE queue = %(queue)s AND priority = level.priority AND sends = 0
+         ORDER BY due_at LIMIT 1) AS due),
+    (SELECT due_at FROM outbox WHERE queue = %(queue)s AND sends > 0 ORDER BY due_at LIMIT 1)
+) - clock_timestamp())::float8
+"""
+UNPAID = "SELECT count(*) FROM outbox WHERE queue = %(queue)s AND sends > 0"
+EVIDENCE = """
+UPDATE outbox
+   SET due_at = least(due_at, greatest(clock_timestamp(),
+                      sent_at + make_interval(secs => %(age_s)s * 2.0 ^ least(sends - 1, 30))))
+ WHERE job_id IN (SELECT job_id FROM outbox WHERE queue = %(queue)s AND sends > 0 FOR NO KEY UPDATE SKIP LOCKED)
+"""
+RETURNED = """
+WITH lost AS (
+    SELECT job_id, reason FROM unnest(%(job_ids)s::uuid[], %(reasons)s::text[]) AS back (job_id, reason)
+), row AS (
+    UPDATE outbox
+       SET returned_at = clock_timestamp(), returned_reason = lost.reason,
+           due_at = least(due_at, sent_at + make_interval(secs => %(age_s)s * 2.0 ^ least(sends - 1, 30)))
+      FROM lost WHERE outbox.job_id = lost.job_id AND sends > 0
+    RETURNING outbox.job_id, sends, lost.reason
+)
+INSERT INTO job_events (job_id, event, copy, reason) SELECT job_id, 'returned', sends, reason FROM row
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """One message to publish; `copy` counts the publishes of this debt from 1."""
+
+    job_id: UUID
+    type: str
+    version: int
+    priority: int
+    correlation_id: str
+    trace_context: str | None
+    copy: int
+
+
+def take(connection: PgConnection, queue: str, settings: Settings) -> list[Debt]:
+    """Commit one more send of the due debts of a queue and return them; publish them afterwards."""
+    values = {
+        "queue": queue,
+        "batch": settings.batch,
+        "window": settings.window,
+        "first_s": settings.resend_first_s,
+        "max_s": settings.resend_max_s,
+    }
+    return [Debt(*row) for row in rows(connection, TAKE, values)]
+
+
+def next_due_s(connection: PgConnection, queue: str) -> float | None:
+    """Seconds until the next debt of the queue is due (negative: overdue, so the window is full); None without debts."""
+    row = one(connection, NEXT_DUE, {"queue": queue})
+    return row[0] if row else None
+
+
+def unpaid(connection: PgConnection, queue: str) -> int:
+    """How many messages of the queue were sent and not claimed yet."""
+    row = one(connection, UNPAID, {"queue": queue})
+    return int(row[0]) if row else 0
+
+
+def note_loss(connection: PgConnection, queue: str, age_s: float) -> None:
+    """There is evidence that the broker lost messages: unpaid debts fall due at `age_s`, doubling with each send."""
+    rows(connection, EVIDENCE, {"queue": queue, "age_s": age_s})
+
+
+def note_returned(connection: PgConnection, returned: Sequence[tuple[UUID, str]], age_s: float) -> None:
+    """The broker found no queue for these messages: write it on their rows and journal it."""
+    values: dict[str, Any] = {
+        "job_ids": [str(job_id) for job_id, _ in returned],
+        "reasons": [reason for _, reason in returned],
+        "age_s": age_s,
+    }
+    rows(connection, RETURNED, values)

@@ -1,0 +1,151 @@
+"""Every setting in one place, read from the environment and cross-checked at start.
+
+Durations are seconds. `Settings.describe()` is the reference that `deadsure settings` prints.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from app.errors import ConfigurationError
+from db.session import DatabaseUrlError, check_url
+
+BROKER_SCHEMES = ("amqp", "amqps", "redis", "rediss", "unix")
+
+
+def setting(name: str, default: Any, doc: str) -> Any:
+    """A dataclass field that carries its environment variable and its one line of documentation."""
+    return field(default=default, metadata={"name": name, "doc": doc})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one process."""
+
+    database_url: str = setting("DATABASE_URL", "", "PostgreSQL, as postgresql+psycopg2://…")
+    broker_url: str = setting("BROKER_URL", "", "RabbitMQ (amqp://…) or Redis/Valkey (redis://…)")
+    management_url: str = setting(
+        "RABBITMQ_MANAGEMENT_URL", "", "RabbitMQ's management API, for depths and policies"
+    )
+    redis_url: str = setting("REDIS_URL", "", "Redis/Valkey beside RabbitMQ, for your own use")
+    reports_dir: Path = setting("REPORTS_DIR", Path("var/reports"), "where reports are written")
+    lease_s: float = setting("DEADSURE_LEASE_S", 30.0, "length of a worker's lease")
+    lease_renew_s: float = setting("DEADSURE_LEASE_RENEW_S", 5.0, "gap between renewals")
+    sweep_s: float = setting("DEADSURE_SWEEP_S", 1.0, "gap between two looks for dead workers")
+    poll_s: float = setting("DEADSURE_POLL_S", 1.0, "longest time between two looks at the outbox")
+    resend_first_s: float = setting(
+        "DEADSURE_RESEND_FIRST_S", 30.0, "first gap before an unpaid message is sent again; doubles"
+    )
+    resend_max_s: float = setting("DEADSURE_RESEND_MAX_S", 900.0, "longest gap between resends")
+    evidence_age_s: float = setting(
+        "DEADSURE_EVIDENCE_AGE_S", 2.0, "least age of a debt before evidence of loss resends it"
+    )
+    window: int = setting("DEADSURE_WINDOW", 1000, "unpaid deliveries kept in the broker per queue")
+    batch: int = setting("DEADSURE_BATCH", 200, "debts a relay takes in one statement")
+    confirm_timeout_s: float = setting(
+        "DEADSURE_CONFIRM_TIMEOUT_S", 15.0, "longest wait for publisher confirms"
+    )
+    prefetch: int = setting("DEADSURE_PREFETCH", 4, "deliveries held per worker process")
+    payload_limit: int = setting("DEADSURE_PAYLOAD_LIMIT", 65536, "largest payload in bytes of JSON")
+    submit_timeout_s: float = setting(
+        "DEADSURE_SUBMIT_TIMEOUT_S", 10.0, "longest a submit may wait for the database"
+    )
+    pooled: bool = setting(
+        "DEADSURE_POOLED", False, "sessions go through a pooler: only the lease proves death"
+    )
+    log: str = setting("DEADSURE_LOG", "auto", "json, console, or auto (console on a terminal)")
+    log_level: str = setting("DEADSURE_LOG_LEVEL", "INFO", "least level that is logged")
+
+    def __post_init__(self) -> None:
+        if self.lease_renew_s * 3 > self.lease_s:
+            raise ConfigurationError(
+                f"DEADSURE_LEASE_RENEW_S={self.lease_renew_s:g} is too long for DEADSURE_LEASE_S="
+                f"{self.lease_s:g}: a lease must outlast at least three renewals"
+            )
+        if self.resend_first_s > self.resend_max_s:
+            raise ConfigurationError(
+                f"DEADSURE_RESEND_FIRST_S={self.resend_first_s:g} is longer than "
+                f"DEADSURE_RESEND_MAX_S={self.resend_max_s:g}"
+            )
+        if self.log not in ("json", "console", "auto"):
+            raise ConfigurationError(f"DEADSURE_LOG={self.log!r}: write json, console or auto")
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+                raise ConfigurationError(f"{entry.metadata['name']}={value}: must be more than 0")
+
+    @classmethod
+    def describe(cls) -> list[tuple[str, str, str]]:
+        """(environment variable, default, what it is) for each setting."""
+        return [(f.metadata["name"], str(f.default), f.metadata["doc"]) for f in fields(cls)]
+
+    def need_database(self) -> str:
+        """The database URL; raises ConfigurationError with the next step when it is missing or unusable."""
+        if not self.database_url:
+            raise ConfigurationError(
+                "DATABASE_URL is not set: for development run `make services`, then `. var/dev.env`; "
+                "to look around first run `make demo`"
+            )
+        try:
+            return check_url(self.database_url)
+        except DatabaseUrlError as error:
+            raise ConfigurationError(str(error)) from error
+
+    def need_broker(self) -> str:
+        """The broker URL; raises ConfigurationError with the next step when it is missing or unknown."""
+        if not self.broker_url:
+            raise ConfigurationError(
+                "BROKER_URL is not set: for development run `make services`, then `. var/dev.env`"
+            )
+        scheme = self.broker_url.split("://", 1)[0]
+        if scheme not in BROKER_SCHEMES:
+            raise ConfigurationError(
+                f"BROKER_URL starts with {scheme!r}: write amqp://… (RabbitMQ) or redis://… (Redis/Valkey)"
+            )
+        return self.broker_url
+
+    @property
+    def broker_is_amqp(self) -> bool:
+        """Whether the broker has a dead-letter exchange and a `redelivered` flag that can be trusted."""
+        return self.broker_url.startswith("amqp")
+
+
+def read(environ: Mapping[str, str]) -> Settings:
+    """Settings from an environment; raises ConfigurationError naming the variable that is wrong."""
+    known = {f.metadata["name"]: f for f in fields(Settings)}
+    for name in environ:
+        if name.startswith("DEADSURE_") and name not in known and name not in OTHER_VARIABLES:
+            raise ConfigurationError(f"{name} is no setting of Deadsure: `deadsure settings` lists them all")
+    values: dict[str, Any] = {}
+    for name, entry in known.items():
+        text = environ.get(name)
+        if text is None or text == "":
+            continue
+        try:
+            values[entry.name] = convert(text, type(entry.default))
+        except ValueError as error:
+            raise ConfigurationError(f"{name}={text!r} is no {type(entry.default).__name__}") from error
+    return Settings(**values)
+
+
+OTHER_VARIABLES = frozenset({"DEADSURE_FLOWER_USER", "DEADSURE_FLOWER_PASSWORD"})
+
+
+def convert(text: str, kind: type) -> Any:
+    """`text` as a `kind`; raises ValueError."""
+    if kind is bool:
+        if text.lower() not in ("1", "0", "true", "false", "yes", "no"):
+            raise ValueError(text)
+        return text.lower() in ("1", "true", "yes")
+    return kind(text)
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process, read once."""
+    return read(os.environ)

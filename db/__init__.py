@@ -1,0 +1,1 @@
+"""The database: models, one engine per process, migrations. Imports nothing of ours."""

@@ -1,0 +1,85 @@
+"""Migrations by code: `upgrade` for `deadsure db upgrade`, and the range of schemas this release can work on.
+
+Revisions are numbers in a row. A release works on every schema from `OLDEST` to any `NEWEST` or newer revision whose
+own `compatible_from` allows it; so old workers keep running while a newer release migrates.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from alembic import command
+from alembic.config import Config
+from psycopg2.errors import UndefinedTable
+from psycopg2.extensions import connection as PgConnection
+from sqlalchemy import create_engine, pool
+
+from db.session import SOCKET_OPTIONS, check_url, one
+
+OLDEST, NEWEST = 1, 1
+UPGRADE_LOCK = 0x6465_6164_7375_7265  # "deadsure": two upgrades at once wait for each other
+
+
+class SchemaError(RuntimeError):
+    """The schema is outside this release's range; the message names the command that helps."""
+
+
+def config() -> Config:
+    """Alembic's configuration, without an ini file."""
+    made = Config()
+    made.set_main_option("script_location", str(files("db") / "migrations"))
+    return made
+
+
+def upgrade(url: str, revision: str = "head") -> tuple[int, int]:
+    """Bring the schema to `revision`; returns (before, after) as revision numbers, 0 for an empty database."""
+    engine = create_engine(check_url(url), poolclass=pool.NullPool, connect_args=SOCKET_OPTIONS)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT pg_advisory_lock(%s)", (UPGRADE_LOCK,))
+        raw = connection.connection.driver_connection
+        assert isinstance(raw, PgConnection)
+        before = current(raw)
+        connection.commit()
+        made = config()
+        made.attributes["connection"] = connection
+        command.upgrade(made, revision)
+        connection.commit()
+        after = current(raw)
+        connection.exec_driver_sql("SELECT pg_advisory_unlock(%s)", (UPGRADE_LOCK,))
+        connection.commit()
+    return before, after
+
+
+def current(connection: PgConnection) -> int:
+    """The schema's revision number; 0 when nothing was ever migrated."""
+    try:
+        row = one(connection, "SELECT version_num FROM alembic_version")
+    except UndefinedTable:
+        connection.rollback()
+        return 0
+    return int(row[0]) if row else 0
+
+
+def compatible_from(connection: PgConnection) -> int:
+    """The oldest release (by its newest revision) that the present schema still serves."""
+    try:
+        row = one(connection, "SELECT compatible_from FROM schema_compatibility")
+    except UndefinedTable:
+        connection.rollback()
+        return 0
+    return int(row[0]) if row else 0
+
+
+def check(connection: PgConnection) -> None:
+    """Raises SchemaError unless this release can work on the schema, older or newer."""
+    found = current(connection)
+    if found < OLDEST:
+        state = "has no Deadsure schema" if found == 0 else f"is at schema {found:04d}"
+        raise SchemaError(
+            f"the database {state}, this release needs at least {OLDEST:04d}: run `deadsure db upgrade`"
+        )
+    if found > NEWEST and compatible_from(connection) > NEWEST:
+        raise SchemaError(
+            f"the database is at schema {found:04d}, this release works up to {NEWEST:04d}: "
+            "install the newer release of deadsure on this host"
+        )

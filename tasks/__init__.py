@@ -1,0 +1,10 @@
+"""The Celery application and its job files; the only package that imports celery and kombu."""
+
+from tasks import (
+    ledger,
+    reports,
+    worker,  # signals and bootsteps must be there before the job files
+)
+from tasks.application import app
+
+__all__ = ["app", "ledger", "reports", "worker"]

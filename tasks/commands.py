@@ -1,0 +1,48 @@
+"""Commands that need the broker, added to the domain's group. Importing `tasks` fills the allowlist of job types."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+import tasks
+from app.cli.main import database, deadsure
+from app.cli.output import reporting_errors
+from app.job_types import queues
+from app.journal import JournalWriter, configure_logging, log
+from app.settings import settings
+from db.migrate import check
+from tasks.relay import Relay
+from tasks.sweeper import SweeperThread
+
+assert tasks.app is not None
+
+
+@deadsure.command("relay")
+@reporting_errors
+def relay_command() -> None:
+    """Run relay and sweeper without a worker, until SIGTERM or Ctrl-C."""
+    settings().need_broker()
+    with database() as connection:
+        check(connection)
+    configure_logging(settings().log, settings().log_level)
+    journal = JournalWriter(settings().need_database())
+    relay = Relay(settings(), journal, queues())
+    sweeper = SweeperThread(settings(), (lambda: None) if settings().broker_is_amqp else relay.note_loss)
+    ended = threading.Event()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        ended.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    for thread in (journal, relay, sweeper):
+        thread.start()
+    log.info("relay.ready", queues=queues())
+    ended.wait()
+    for thread in (relay, sweeper, journal):
+        thread.stop()
+
+
+__all__ = ["deadsure"]

@@ -1,0 +1,221 @@
+"""The durable task: `apply_async` submits a job, a delivery runs one attempt of it. No SQL here."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, ParamSpec
+
+from celery import Task
+from celery.exceptions import Ignore, Reject, Retry
+from celery.result import AsyncResult
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+
+from app import attempt, submit
+from app.attempt import Handler, Settlement
+from app.errors import UnsupportedOption
+from app.job_types import JobType, find, register
+from app.submit import NewJob, Submitted
+from tasks.application import app
+from tasks.delivery import delivery_of
+from tasks.topology import work_queue
+
+P = ParamSpec("P")
+
+
+class DurableTask(Task):  # type: ignore[misc]  # celery has no types
+    """One job type as a Celery task. Its messages carry no arguments: they wake up a job by its id."""
+
+    Request = "tasks.delivery:DurableRequest"
+    ignore_result = True  # the job row is the result; nothing is stored a second time
+    acks_late = True
+    reject_on_worker_lost = True
+    typing = False
+    max_retries = None
+    job_type: JobType
+
+    def run(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Run one attempt for the delivery at hand; Celery settles it after the result is durable."""
+        if self.request.called_directly:
+            raise UnsupportedOption(
+                f"{self.name}: a durable task is not called directly; use .delay() or .submit()"
+            )
+        from tasks.worker import seat
+
+        ending = attempt.run(seat(), delivery_of(self.request), self.job_type)
+        match ending.settlement:
+            case Settlement.SUCCEEDED:
+                return ending.result_key  # the result itself stays in the job row, out of logs and events
+            case Settlement.RETRIED:
+                raise Retry(ending.reason, when=ending.delay_s)
+            case Settlement.QUARANTINED:
+                raise Reject(ending.reason, requeue=False)
+            case Settlement.IGNORE:
+                raise Ignore(ending.reason)
+
+    def apply_async(
+        self,
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        *,
+        countdown: float | None = None,
+        eta: datetime | None = None,
+        priority: int | None = None,
+        idempotency_key: str | None = None,
+        scope: str = "",
+        **options: Any,
+    ) -> AsyncResult:
+        """Submit a job in a transaction of its own, or in the finishing transaction when a handler calls.
+
+        `countdown` in seconds; `eta` with a time zone; `priority` 0 to 9, 9 first. Raises pydantic.ValidationError,
+        PayloadTooLarge, IdempotencyConflict, UnsupportedOption; psycopg2.OperationalError when the database is away.
+        """
+        refuse(self.name, options)
+        parent = attempt.current.get()
+        if idempotency_key is None and parent is not None and self.job_type.key is None:
+            idempotency_key = parent.child_key(self.name)
+        job = self.prepare(
+            self.fields(args or (), kwargs or {}),
+            idempotency_key=idempotency_key,
+            scope=scope,
+            priority=priority,
+            countdown_s=countdown,
+            eta=eta,
+            job_id=uuid.UUID(task_id) if task_id else None,
+            correlation_id=parent.correlation_id if parent else None,
+            parent_id=parent.job_id if parent else None,
+        )
+        if parent is not None:
+            parent.outgoing.append(job)
+        else:
+            submit.alone(job)
+        return AsyncResult(str(job.job_id), app=app, task_name=self.name)
+
+    def submit(
+        self,
+        session: Session,
+        *,
+        idempotency_key: str | None = None,
+        scope: str = "",
+        priority: int | None = None,
+        countdown: float | None = None,
+        eta: datetime | None = None,
+        **payload: Any,
+    ) -> Submitted:
+        """Submit a job in the caller's transaction: it exists when, and only when, `session` commits."""
+        job = self.prepare(
+            payload,
+            idempotency_key=idempotency_key,
+            scope=scope,
+            priority=priority,
+            countdown_s=countdown,
+            eta=eta,
+        )
+        return submit.in_session(session, [job])[0]
+
+    def submit_many(
+        self,
+        session: Session,
+        payloads: Iterable[Mapping[str, Any]],
+        *,
+        keys: Iterable[str] | None = None,
+        scope: str = "",
+        priority: int | None = None,
+        countdown: float | None = None,
+        eta: datetime | None = None,
+    ) -> list[Submitted]:
+        """Submit many jobs in the caller's transaction; `keys` gives each payload its idempotency key, in order.
+
+        Every payload is validated before the first row is written.
+        """
+        listed = list(payloads)
+        given = list(keys) if keys is not None else [None] * len(listed)
+        if len(given) != len(listed):
+            raise ValueError(f"{self.name}: {len(given)} keys for {len(listed)} payloads")
+        jobs = [
+            self.prepare(
+                payload,
+                idempotency_key=key,
+                scope=scope,
+                priority=priority,
+                countdown_s=countdown,
+                eta=eta,
+            )
+            for payload, key in zip(listed, given, strict=True)
+        ]
+        return submit.in_session(session, jobs)
+
+    def prepare(self, payload: Mapping[str, Any], **terms: Any) -> NewJob:
+        """A validated job of this type's newest version, not yet written."""
+        job_type = find(self.name)
+        return submit.prepare(job_type, job_type.parse(payload), **terms)
+
+    def fields(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Positional arguments by the order of the payload's fields, and keyword arguments."""
+        names = list(self.job_type.payload.model_fields)
+        values = list(args)
+        if len(values) > len(names):
+            raise TypeError(
+                f"{self.name} takes at most {len(names)} positional arguments, {len(values)} were given"
+            )
+        named = dict(zip(names, values, strict=False))
+        if twice := named.keys() & kwargs.keys():
+            raise TypeError(f"{self.name}: {', '.join(sorted(twice))} was given twice")
+        return {**named, **kwargs}
+
+
+# What Celery itself passes along, and what changes nothing for a durable job.
+HARMLESS = frozenset({"ignore_result", "shadow", "producer", "connection", "retry", "retry_policy"})
+
+
+def refuse(name: str, options: Mapping[str, Any]) -> None:
+    """Raise UnsupportedOption for an option that a durable task would not honour."""
+    for option, value in options.items():
+        if option not in HARMLESS and value not in (None, [], {}, ()):
+            raise UnsupportedOption(
+                f"{name}: apply_async({option}=…) is not supported on a durable task, so nothing was submitted"
+            )
+    if app.conf.task_always_eager:
+        raise UnsupportedOption(
+            f"{name}: task_always_eager is not supported on a durable task, so nothing was submitted"
+        )
+
+
+def durable(name: str, *, payload: type[BaseModel], **terms: Any) -> Callable[[Handler], DurableTask]:
+    """Put a handler `(job, payload) -> JSON or None` on the allowlist and make it a Celery task.
+
+    `terms` are the fields of `app.job_types.JobType`: version, mode, queue, time_limit_s, retry, key, …
+    """
+    job_type = register(JobType(name=name, payload=payload, **terms))
+
+    def wrap(handler: Handler) -> DurableTask:
+        attempt.HANDLERS[job_type.name, job_type.version] = handler
+        known: DurableTask | None = app.tasks.get(name)
+        if known is not None:
+            if job_type.version > known.job_type.version:
+                known.job_type = job_type
+            return known
+        task = type(
+            handler.__name__,
+            (DurableTask,),
+            {
+                "name": name,
+                "job_type": job_type,
+                "time_limit": job_type.time_limit_s,
+                "__module__": handler.__module__,
+                "__doc__": handler.__doc__,
+            },
+        )()
+        if job_type.queue not in app.amqp.queues:
+            app.amqp.queues.add(
+                work_queue(
+                    job_type.queue, app.conf.broker_url is None or str(app.conf.broker_url).startswith("amqp")
+                )
+            )
+        registered: DurableTask = app.register_task(task)
+        return registered
+
+    return wrap

@@ -1,0 +1,208 @@
+"""Publishing with proof: pipelined confirms matched by delivery tag, returned messages told apart from kept ones.
+
+py-amqp's own `confirm_publish` waits for *a* confirm, so after a timeout a late one can confirm the next message.
+Here each tag is matched, and after any error the whole connection is dropped: its tags mean nothing any more.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import amqp
+from amqp.exceptions import NotFound
+from kombu import Connection, Producer
+from kombu.exceptions import ChannelError
+
+from app.errors import DeadsureError
+from app.outbox import Debt
+from tasks.delivery import COPY, VERSION
+from tasks.topology import EXCHANGE, quarantine_queue, work_queue
+
+BODY = json.dumps([[], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
+HEARTBEAT_S = 30
+
+
+class PublishError(DeadsureError):
+    """The broker did not confirm in time, or refused; the debts stay, the connection is dropped."""
+
+
+@dataclass
+class Outcome:
+    """What the broker said of one batch: kept for certain, returned without a queue, or refused (queue full)."""
+
+    confirmed: list[Debt] = field(default_factory=list)
+    returned: list[tuple[UUID, str]] = field(default_factory=list)
+    refused: list[Debt] = field(default_factory=list)
+
+
+def headers(debt: Debt) -> dict[str, Any]:
+    """Celery's protocol 2 headers of a wake-up call. The message has no payload, so it can leak none."""
+    job_id = str(debt.job_id)
+    found: dict[str, Any] = {
+        "lang": "py",
+        "task": debt.type,
+        "id": job_id,
+        "root_id": job_id,
+        "parent_id": None,
+        "group": None,
+        "retries": 0,
+        "eta": None,
+        "expires": None,
+        "timelimit": [None, None],
+        "argsrepr": "()",
+        "kwargsrepr": "{}",
+        "origin": "deadsure",
+        "ignore_result": True,
+        COPY: debt.copy,
+        VERSION: debt.version,
+        "occurred_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+    if debt.trace_context:
+        found["traceparent"] = debt.trace_context
+    return found
+
+
+class Publisher:
+    """One broker connection for publishing; made new after any error."""
+
+    def __init__(self, url: str, queues: Sequence[str], confirm_timeout_s: float) -> None:
+        self._queues, self._timeout_s = queues, confirm_timeout_s
+        self._connection = Connection(url, heartbeat=HEARTBEAT_S, connect_timeout=5)
+        self.amqp = self._connection.transport.driver_type == "amqp"
+        self._pending: dict[int, Debt] = {}
+        self._outcome = Outcome()
+        self._tag = 0
+        self.depths: dict[str, int] = {}
+        self.created: list[str] = []
+
+    def open(self) -> None:
+        """Connect and declare the topology; `created` names the queues that were not there. Raises the transport's errors."""
+        self._connection.connect()
+        for name in self._queues:
+            self._declare(name)
+        if self.amqp:
+            quarantine_queue()(self._connection.default_channel).declare()
+            self._channel = self._connection.channel()
+            self._channel.confirm_select()
+            self._channel.events["basic_ack"].add(self._on_ack)
+            self._channel.events["basic_nack"].add(self._on_nack)
+            self._channel.events["basic_return"].add(self._on_return)
+        else:
+            self._producer = Producer(self._connection.channel())
+
+    def publish(self, queue: str, debts: Sequence[Debt]) -> Outcome:
+        """Publish and wait for every confirm; raises PublishError or the transport's errors, then drop this object."""
+        self._outcome = Outcome()
+        if not self.amqp:
+            for debt in debts:
+                self._producer.publish(
+                    BODY,
+                    exchange=EXCHANGE,
+                    routing_key=queue,
+                    content_type="application/json",
+                    content_encoding="utf-8",
+                    headers=headers(debt),
+                    correlation_id=debt.correlation_id,
+                    priority=debt.priority,
+                )
+                self._outcome.confirmed.append(debt)
+            return self._outcome
+        deadline = time.monotonic() + self._timeout_s
+        for debt in debts:
+            self._tag += 1
+            self._pending[self._tag] = debt
+            self._channel.basic_publish(
+                amqp.Message(
+                    BODY,
+                    content_type="application/json",
+                    content_encoding="utf-8",
+                    delivery_mode=2,
+                    priority=debt.priority,
+                    correlation_id=debt.correlation_id,
+                    message_id=str(debt.job_id),
+                    application_headers=headers(debt),
+                ),
+                exchange=EXCHANGE,
+                routing_key=queue,
+                mandatory=True,
+                timeout=self._timeout_s,
+            )
+        while self._pending:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise PublishError(f"{len(self._pending)} messages were not confirmed in time")
+            try:
+                self._connection.drain_events(timeout=left)
+            except TimeoutError:
+                continue
+        return self._outcome
+
+    def fileno(self) -> int | None:
+        """The socket to watch while idle; None where the transport has none to watch."""
+        if not self.amqp:
+            return None
+        sock: socket.socket = self._connection.connection.sock
+        return sock.fileno()
+
+    def idle(self) -> None:
+        """Read what the broker sent and keep the heartbeat; raises the transport's errors when it is gone."""
+        if self.amqp:
+            try:
+                self._connection.drain_events(timeout=0.001)
+            except TimeoutError:
+                pass
+            self._connection.heartbeat_check()
+
+    def depth(self, queue: str) -> int:
+        """Messages that are ready in a queue; 0 when it is not there."""
+        return self.depths.get(queue, 0)
+
+    def close(self) -> None:
+        """Drop the connection without waiting for a broker that may be gone."""
+        try:
+            self._connection.collect(socket_timeout=0.5)
+        except Exception:  # noqa: BLE001, S110  # whatever it says, it is dropped
+            pass
+
+    def _declare(self, name: str) -> None:
+        queue = work_queue(name, self.amqp)
+        channel = self._connection.channel()
+        try:
+            found = queue(channel).queue_declare(passive=True)
+            self.depths[name] = int(found.message_count)
+        except (NotFound, ChannelError):
+            self.depths[name] = 0
+            if self.amqp:
+                self.created.append(name)
+        channel = self._connection.channel()
+        queue(channel).declare()
+        channel.close()
+
+    def _settled(self, tag: int, multiple: bool) -> list[Debt]:
+        if not multiple:
+            debt = self._pending.pop(tag, None)
+            return [debt] if debt else []
+        tags = [known for known in self._pending if known <= tag]
+        return [self._pending.pop(known) for known in tags]
+
+    def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
+        returned = {job_id for job_id, _ in self._outcome.returned}
+        self._outcome.confirmed += [
+            debt for debt in self._settled(delivery_tag, multiple) if debt.job_id not in returned
+        ]
+
+    def _on_nack(self, delivery_tag: int, multiple: bool) -> None:
+        self._outcome.refused += self._settled(delivery_tag, multiple)
+
+    def _on_return(self, error: Any, exchange: str, routing_key: str, message: Any) -> None:
+        reason = (
+            f"{getattr(error, 'reply_text', 'returned')}: exchange {exchange!r}, routing key {routing_key!r}"
+        )
+        self._outcome.returned.append((UUID(message.headers["id"]), reason))

@@ -1,0 +1,171 @@
+"""The relay: takes due debts, publishes them, and decides nothing else.
+
+Loop: take (committed) -> publish with confirms -> journal. It sleeps on LISTEN, the broker's socket and a poll, so an
+idle system costs one look every `poll_s`, and a new job wakes it at once. Any number of relays work side by side.
+Outages of database or broker end in a jittered pause and a new connection, never in a busy loop.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import connection as PgConnection
+
+from app import outbox
+from app.clock import pause_s
+from app.journal import JournalWriter, log
+from app.settings import Settings
+from db.session import connect, rows
+from tasks.publisher import Publisher, PublishError
+
+FULL_PAUSE_FIRST_S = 0.01
+
+
+class Relay(threading.Thread):
+    """One relay with a database session and a broker connection of its own."""
+
+    def __init__(self, settings: Settings, journal: JournalWriter, queues: Sequence[str]) -> None:
+        super().__init__(name="deadsure-relay", daemon=True)
+        self._settings, self._journal, self._queues = settings, journal, queues
+        self._database: PgConnection | None = None
+        self._publisher: Publisher | None = None
+        self._connected_before = False
+        self._loss = threading.Event()
+        self._reader, self._writer = socket.socketpair()
+        self._going = True
+
+    def note_loss(self) -> None:
+        """Evidence from outside that messages were lost (a dead worker on a broker that does not give them back)."""
+        self._loss.set()
+        self._writer.send(b"w")
+
+    def stop(self) -> None:
+        """End after the batch at hand."""
+        self._going = False
+        self._writer.send(b"w")
+        if self.is_alive():
+            self.join(timeout=self._settings.confirm_timeout_s + 5)
+
+    def run(self) -> None:
+        """Pay debts until stopped."""
+        tries = 0
+        while self._going:
+            try:
+                self._connect()
+                tries = self._work(tries)
+            except Exception as error:  # noqa: BLE001  # whatever broke, the relay comes back
+                log.log(
+                    30 if tries == 0 else 20,
+                    "relay.interrupted",
+                    error=type(error).__name__,
+                    detail=str(error) if isinstance(error, PublishError) else None,
+                    consequence="debts wait in the database; connecting again",
+                )
+                self._drop(database=isinstance(error, psycopg2.Error))
+                self._sleep(pause_s(tries, 0.1, 5.0))
+                tries += 1
+        self._drop(database=True)
+
+    def _connect(self) -> None:
+        if self._database is None or self._database.closed:
+            self._database = connect(self._settings.need_database(), "deadsure relay", statement_timeout_s=30)
+            rows(self._database, outbox.LISTEN)  # before the first poll: no job falls in between
+        if self._publisher is None:
+            publisher = Publisher(
+                self._settings.need_broker(), self._queues, self._settings.confirm_timeout_s
+            )
+            self._publisher = publisher
+            publisher.open()
+            self._look_for_loss(publisher)
+            self._connected_before = True
+
+    def _look_for_loss(self, publisher: Publisher) -> None:
+        """A queue made anew, or one with fewer messages than debts after a lost connection, has lost messages."""
+        assert self._database is not None
+        for queue in self._queues:
+            lost = queue in publisher.created or (
+                self._connected_before and publisher.depth(queue) < outbox.unpaid(self._database, queue)
+            )
+            if lost:
+                log.warning("relay.loss_noticed", queue=queue, recreated=queue in publisher.created)
+                outbox.note_loss(self._database, queue, self._settings.evidence_age_s)
+
+    def _work(self, tries: int) -> int:
+        """Pay until there is an error; returns 0 once something went well."""
+        assert self._database is not None
+        assert self._publisher is not None
+        pause = FULL_PAUSE_FIRST_S
+        while self._going:
+            if self._loss.is_set():
+                self._loss.clear()
+                for queue in self._queues:
+                    outbox.note_loss(self._database, queue, self._settings.evidence_age_s)
+            moved = sum(self._pay(queue) for queue in self._queues)
+            tries = 0
+            if moved >= self._settings.batch:
+                continue
+            wait_s = self._wait_s()
+            if moved:
+                pause = FULL_PAUSE_FIRST_S
+            if wait_s <= 0:
+                # Overdue debts that could not be taken: the window is full, or another relay holds them.
+                wait_s, pause = pause, min(pause * 2, self._settings.poll_s)
+            self._sleep(wait_s)
+            self._publisher.idle()
+        return tries
+
+    def _pay(self, queue: str) -> int:
+        assert self._database is not None
+        assert self._publisher is not None
+        debts = outbox.take(self._database, queue, self._settings)
+        if not debts:
+            return 0
+        outcome = self._publisher.publish(queue, debts)
+        for debt in outcome.confirmed:
+            self._journal.note(debt.job_id, "published", copy=debt.copy)
+        if outcome.returned:
+            log.error(
+                "relay.unroutable",
+                queue=queue,
+                jobs=len(outcome.returned),
+                reason=outcome.returned[0][1],
+                consequence="the jobs wait; the queue is declared again",
+            )
+            outbox.note_returned(self._database, outcome.returned, self._settings.evidence_age_s)
+            raise PublishError(f"queue {queue!r} is not there")
+        if outcome.refused:
+            raise PublishError(f"the broker refused {len(outcome.refused)} messages")
+        return len(debts)
+
+    def _wait_s(self) -> float:
+        """Seconds until the next debt is due, at most `poll_s`."""
+        assert self._database is not None
+        due = [outbox.next_due_s(self._database, queue) for queue in self._queues]
+        return min([self._settings.poll_s, *[s for s in due if s is not None]])
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait for a NOTIFY, a sign of the broker, `stop`, or the time."""
+        watched: list[Any] = [self._reader]
+        if self._database is not None and not self._database.closed:
+            watched.append(self._database)
+        if self._publisher is not None and (number := self._publisher.fileno()) is not None:
+            watched.append(number)
+        ready, _, _ = select.select(watched, [], [], seconds)
+        if self._reader in ready:
+            self._reader.recv(64)
+        if self._database is not None and self._database in ready:
+            self._database.poll()
+            self._database.notifies.clear()
+
+    def _drop(self, database: bool) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+        if database and self._database is not None:
+            self._database.close()
+            self._database = None

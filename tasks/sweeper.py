@@ -1,0 +1,54 @@
+"""The sweeper's thread: one look for lost workers every `sweep_s`, on a session of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import psycopg2
+
+from app.clock import pause_s
+from app.journal import log
+from app.settings import Settings
+from app.sweep import Sweeper
+from db.session import connect
+
+
+class SweeperThread(threading.Thread):
+    """Every worker runs one; two looks at once are harmless."""
+
+    def __init__(self, settings: Settings, on_lost: Callable[[], None]) -> None:
+        super().__init__(name="deadsure-sweeper", daemon=True)
+        self._settings, self._on_lost = settings, on_lost
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End after the look at hand."""
+        self._stopped.set()
+        if self.is_alive():
+            self.join(timeout=10)
+
+    def run(self) -> None:
+        """Look until stopped; pause and connect again when the database is away."""
+        sweeper, connection, tries = Sweeper(self._settings.lease_s), None, 0
+        while not self._stopped.is_set():
+            try:
+                if connection is None or connection.closed:
+                    connection = connect(
+                        self._settings.need_database(), "deadsure sweeper", statement_timeout_s=30
+                    )
+                swept = sweeper.look(connection)
+                if swept.lost:
+                    log.info("sweep.done", workers_lost=swept.lost, jobs_expired=swept.expired)
+                    self._on_lost()
+                tries = 0
+                wait_s = self._settings.sweep_s
+            except psycopg2.Error as error:
+                log.info("sweep.interrupted", error=type(error).__name__)
+                if connection is not None:
+                    connection.close()
+                wait_s = pause_s(tries, 0.2, 5.0)
+                tries += 1
+            self._stopped.wait(wait_s)
+        if connection is not None:
+            connection.close()

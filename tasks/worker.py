@@ -1,0 +1,169 @@
+"""What runs beside Celery in a worker: lease, journal, sweeper, reaper, relay. Main process unless said otherwise.
+
+Order at start: the schema is checked and the lease registered before the pool forks, so that every child knows its
+worker; threads start after the fork. Order at the end: the pool has stopped before the lease is given back.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import click
+import psycopg2
+from celery import bootsteps, signals
+
+from app.clock import pause_s
+from app.errors import ConfigurationError
+from app.job_types import REGISTRY, queues
+from app.journal import JournalWriter, configure_logging, log
+from app.lease import Keeper
+from app.seat import Seat
+from app.settings import settings
+from db.migrate import SchemaError, check
+from db.session import connect, disown_inherited
+from tasks.application import app
+from tasks.consumer import NoteSettlements
+from tasks.reaper import Reaper
+from tasks.relay import Relay
+from tasks.sweeper import SweeperThread
+
+
+class Services:
+    """The threads of one worker's main process."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.keeper = keeper
+        self.journal = JournalWriter(settings().need_database())
+        self.reaper = Reaper(settings().need_database(), keeper)
+        self.relay: Relay | None = None
+        self.sweeper: SweeperThread | None = None
+
+    def start(self, with_relay: bool) -> None:
+        """Start the threads; the pool has forked."""
+        if with_relay:
+            self.relay = Relay(settings(), self.journal, queues())
+        self.sweeper = SweeperThread(settings(), self._on_workers_lost)
+        for thread in (self.keeper, self.journal, self.reaper, self.relay, self.sweeper):
+            if thread is not None:
+                thread.start()
+
+    def stop(self) -> None:
+        """Stop in the order in which they need each other; the lease last."""
+        for thread in (self.relay, self.sweeper, self.reaper, self.journal, self.keeper):
+            if thread is not None:
+                thread.stop()
+
+    def _on_workers_lost(self) -> None:
+        """Redis/Valkey does not give back what a dead worker held: a dead worker is evidence of loss there."""
+        if self.relay is not None and not settings().broker_is_amqp:
+            self.relay.note_loss()
+
+
+_services: Services | None = None
+_seats = threading.local()
+
+
+def services() -> Services:
+    """The services of this worker; inherited by its children, who use the lease's shared memory only."""
+    if _services is None:
+        raise ConfigurationError("durable jobs run in a worker: celery -A tasks worker")
+    return _services
+
+
+def journal() -> JournalWriter:
+    """The main process' journal writer."""
+    return services().journal
+
+
+def reaper() -> Reaper:
+    """The main process' reaper."""
+    return services().reaper
+
+
+def seat() -> Seat:
+    """This process' (and thread's) place in the worker."""
+    found: Seat | None = getattr(_seats, "seat", None)
+    if found is None or found.pid != os.getpid():
+        found = Seat(services().keeper.shared, settings().need_database())
+        _seats.seat = found
+    return found
+
+
+@signals.setup_logging.connect
+def set_up_logging(loglevel: int | str | None = None, **_: Any) -> None:
+    """Celery's and our log lines in one form; the level is the command line's."""
+    configure_logging(settings().log, loglevel or settings().log_level)
+
+
+@signals.worker_init.connect
+def register_worker(sender: Any = None, instance: Any = None, **_: Any) -> None:
+    """Check the configuration and the schema, then register the lease; wait for a database that is away."""
+    global _services
+    configure_logging(settings().log, settings().log_level)
+    try:
+        settings().need_broker()
+        url = settings().need_database()
+        knows = sorted(f"{name}@{version}" for name, version in REGISTRY)
+        keeper = Keeper(settings(), getattr(instance, "hostname", None) or str(sender), knows)
+        tries = 0
+        while True:
+            try:
+                connection = connect(url, "deadsure start")
+                check(connection)
+                connection.close()
+                keeper.start_lease()
+                break
+            except psycopg2.OperationalError as error:
+                log.warning(
+                    "database.away",
+                    error=type(error).__name__,
+                    consequence="the worker waits for it before it takes jobs",
+                )
+                time.sleep(pause_s(tries, 0.5, 5.0))
+                tries += 1
+    except (ConfigurationError, SchemaError) as error:
+        click.echo(f"deadsure: {error}", err=True)
+        sys.exit(78)  # EX_CONFIG: a supervisor's restart does not help
+    _services = Services(keeper)
+
+
+@signals.worker_process_init.connect
+def enter_child(**_: Any) -> None:
+    """In a child: let go of the main process' database sockets."""
+    disown_inherited()
+
+
+@signals.worker_shutdown.connect
+def leave(**_: Any) -> None:
+    """After pool and consumer have stopped: write the last notes, give the lease back."""
+    if _services is not None:
+        _services.stop()
+
+
+class DurableServices(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no types
+    """Starts the threads after the pool has forked its children."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, without_relay: bool = False, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._with_relay = not without_relay
+
+    def start(self, parent: Any) -> None:
+        """Start keeper, journal, reaper, sweeper and relay."""
+        services().start(self._with_relay)
+
+
+app.steps["worker"].add(DurableServices)
+app.steps["consumer"].add(NoteSettlements)
+app.user_options["worker"].add(
+    click.Option(
+        ["--without-relay"],
+        is_flag=True,
+        help="Run no relay in this worker; run `deadsure relay` elsewhere.",
+    )
+)
