@@ -118,9 +118,7 @@ class Job:
         Raises LeaseLost when the worker has lost the job or cannot be sure that it has not.
         """
         if self._type.mode == "atomic":
-            raise DeadsureError(
-                f"{self._type.name}: an atomic job cannot make external calls; make it leased"
-            )
+            raise DeadsureError(f"{self._type.name}: an atomic job cannot make external calls; make it leased")
         self.still_mine()
         ledger = self._seat.ledger()
         return effects.call(ledger, self.job_id, self.attempt, self._worker_id, name, function, takes_key)
@@ -216,9 +214,7 @@ def once(seat: Seat, delivery: Delivery, job_type: JobType, first_try: bool) -> 
     return work(seat, delivery, claimed, worker_id, job_type)
 
 
-def win(
-    seat: Seat, delivery: Delivery, job_type: JobType, worker_id: UUID, first_try: bool
-) -> Claimed | Refusal:
+def win(seat: Seat, delivery: Delivery, job_type: JobType, worker_id: UUID, first_try: bool) -> Claimed | Refusal:
     """Claim the job, or say why not: a lock is looked at again shortly before it is believed."""
     connection = seat.connection()
     looks = LOCKED_LOOKS_REDELIVERED_S if delivery.redelivered else LOCKED_LOOKS_S
@@ -304,9 +300,7 @@ def record(on: PgConnection, holder: finish.Holder, job: Job, decision: Decision
     if decision.delay_s is not None:
         finish.retry(on, holder, decision.delay_s, cause, reason, job.in_transaction)
     else:
-        finish.quarantine(
-            on, holder, cause, reason, decision.fingerprint, decision.failed, job.in_transaction
-        )
+        finish.quarantine(on, holder, cause, reason, decision.fingerprint, decision.failed, job.in_transaction)
 
 
 def write(seat: Seat, holder: finish.Holder, job: Job, arrow: Callable[[PgConnection], None]) -> None:

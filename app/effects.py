@@ -67,9 +67,7 @@ def call(
     if one(connection, START, values) is None:
         earlier = one(connection, EARLIER, values)
         if earlier is None:
-            raise LeaseLost(
-                f"job {job_id}: attempt {attempt} no longer owns the job; {name!r} was not called"
-            )
+            raise LeaseLost(f"job {job_id}: attempt {attempt} no longer owns the job; {name!r} was not called")
         status, result, by_attempt = earlier
         if status == "finished":
             return result

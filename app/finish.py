@@ -126,8 +126,7 @@ class Holder:
             if in_transaction:
                 rows(connection, "ROLLBACK")
             raise LeaseLost(
-                f"job {self.claimed.job_id}: attempt {self.claimed.attempt} no longer owns the job; "
-                "nothing was written"
+                f"job {self.claimed.job_id}: attempt {self.claimed.attempt} no longer owns the job; nothing was written"
             ) from None
 
 

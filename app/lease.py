@@ -108,9 +108,7 @@ class Keeper(threading.Thread):
                 tries, wait_s = 0, self._settings.lease_renew_s
             except psycopg2.Error as error:
                 if tries == 0:
-                    log.warning(
-                        "lease.session_lost", worker_id=str(self.worker_id), error=type(error).__name__
-                    )
+                    log.warning("lease.session_lost", worker_id=str(self.worker_id), error=type(error).__name__)
                 self._drop()
                 wait_s = pause_s(tries, 0.05, min(1.0, self._settings.lease_renew_s)) if tries else 0.0
                 tries += 1

@@ -29,9 +29,7 @@ class Settings:
 
     database_url: str = setting("DATABASE_URL", "", "PostgreSQL, as postgresql+psycopg2://…")
     broker_url: str = setting("BROKER_URL", "", "RabbitMQ (amqp://…) or Redis/Valkey (redis://…)")
-    management_url: str = setting(
-        "RABBITMQ_MANAGEMENT_URL", "", "RabbitMQ's management API, for depths and policies"
-    )
+    management_url: str = setting("RABBITMQ_MANAGEMENT_URL", "", "RabbitMQ's management API, for depths and policies")
     redis_url: str = setting("REDIS_URL", "", "Redis/Valkey beside RabbitMQ, for your own use")
     reports_dir: Path = setting("REPORTS_DIR", Path("var/reports"), "where reports are written")
     lease_s: float = setting("DEADSURE_LEASE_S", 30.0, "length of a worker's lease")
@@ -47,17 +45,11 @@ class Settings:
     )
     window: int = setting("DEADSURE_WINDOW", 1000, "unpaid deliveries kept in the broker per queue")
     batch: int = setting("DEADSURE_BATCH", 200, "debts a relay takes in one statement")
-    confirm_timeout_s: float = setting(
-        "DEADSURE_CONFIRM_TIMEOUT_S", 15.0, "longest wait for publisher confirms"
-    )
+    confirm_timeout_s: float = setting("DEADSURE_CONFIRM_TIMEOUT_S", 15.0, "longest wait for publisher confirms")
     prefetch: int = setting("DEADSURE_PREFETCH", 4, "deliveries held per worker process")
     payload_limit: int = setting("DEADSURE_PAYLOAD_LIMIT", 65536, "largest payload in bytes of JSON")
-    submit_timeout_s: float = setting(
-        "DEADSURE_SUBMIT_TIMEOUT_S", 10.0, "longest a submit may wait for the database"
-    )
-    pooled: bool = setting(
-        "DEADSURE_POOLED", False, "sessions go through a pooler: only the lease proves death"
-    )
+    submit_timeout_s: float = setting("DEADSURE_SUBMIT_TIMEOUT_S", 10.0, "longest a submit may wait for the database")
+    pooled: bool = setting("DEADSURE_POOLED", False, "sessions go through a pooler: only the lease proves death")
     log: str = setting("DEADSURE_LOG", "auto", "json, console, or auto (console on a terminal)")
     log_level: str = setting("DEADSURE_LOG_LEVEL", "INFO", "least level that is logged")
 
@@ -99,9 +91,7 @@ class Settings:
     def need_broker(self) -> str:
         """The broker URL; raises ConfigurationError with the next step when it is missing or unknown."""
         if not self.broker_url:
-            raise ConfigurationError(
-                "BROKER_URL is not set: for development run `make services`, then `. var/dev.env`"
-            )
+            raise ConfigurationError("BROKER_URL is not set: for development run `make services`, then `. var/dev.env`")
         scheme = self.broker_url.split("://", 1)[0]
         if scheme not in BROKER_SCHEMES:
             raise ConfigurationError(

@@ -67,9 +67,7 @@ def show(connection: PgConnection, job_id: UUID) -> dict[str, Any] | None:
     return {
         **dict(zip(JOB_COLUMNS, found[0], strict=True)),
         "debt": dict(zip(DEBT_COLUMNS, debt[0], strict=True)) if debt else None,
-        "journal": [
-            dict(zip(EVENT_COLUMNS, row, strict=True)) for row in rows(connection, EVENTS, (str(job_id),))
-        ],
+        "journal": [dict(zip(EVENT_COLUMNS, row, strict=True)) for row in rows(connection, EVENTS, (str(job_id),))],
     }
 
 

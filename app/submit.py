@@ -130,8 +130,7 @@ def encode(payload: BaseModel) -> tuple[str, str]:
     limit = settings().payload_limit
     if len(raw) > limit:
         raise PayloadTooLarge(
-            f"{name}: {len(raw)} bytes of JSON, at most {limit} are allowed; "
-            "store the document and submit its id"
+            f"{name}: {len(raw)} bytes of JSON, at most {limit} are allowed; store the document and submit its id"
         )
     return text, hashlib.sha256(raw).hexdigest()
 

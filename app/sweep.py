@@ -194,9 +194,7 @@ def expire_values(worker_id: UUID, cause: str) -> dict[str, Any]:
     }
 
 
-def expire_child(
-    connection: PgConnection, job_id: UUID, worker_id: UUID, pid: int, reason: str
-) -> str | None:
+def expire_child(connection: PgConnection, job_id: UUID, worker_id: UUID, pid: int, reason: str) -> str | None:
     """Expire the job of a child that its main process has seen die; the new state, None when it had not claimed."""
     values = {**expire_values(worker_id, "killed"), "job_id": str(job_id), "pid": pid, "reason": reason}
     row = one(connection, OF_CHILD, values)

@@ -75,9 +75,7 @@ def check(connection: PgConnection) -> None:
     found = current(connection)
     if found < OLDEST:
         state = "has no Deadsure schema" if found == 0 else f"is at schema {found:04d}"
-        raise SchemaError(
-            f"the database {state}, this release needs at least {OLDEST:04d}: run `deadsure db upgrade`"
-        )
+        raise SchemaError(f"the database {state}, this release needs at least {OLDEST:04d}: run `deadsure db upgrade`")
     if found > NEWEST and compatible_from(connection) > NEWEST:
         raise SchemaError(
             f"the database is at schema {found:04d}, this release works up to {NEWEST:04d}: "

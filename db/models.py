@@ -73,9 +73,7 @@ class Job(Base):
     idempotency_key: Mapped[str | None]
     payload: Mapped[dict[str, Any]]
     payload_digest: Mapped[bytes]
-    state: Mapped[str] = mapped_column(
-        Enum(*JOB_STATES, name="job_state", native_enum=True), server_default="queued"
-    )
+    state: Mapped[str] = mapped_column(Enum(*JOB_STATES, name="job_state", native_enum=True), server_default="queued")
     queue: Mapped[str] = mapped_column(server_default="jobs")
     priority: Mapped[int] = mapped_column(SmallInteger, server_default=ZERO)
     attempt: Mapped[int] = mapped_column(server_default=ZERO)

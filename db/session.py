@@ -64,9 +64,7 @@ def engine(url: str) -> Engine:
     key = (os.getpid(), url)
     with _lock:
         if key not in _engines:
-            _engines[key] = create_engine(
-                check_url(url), connect_args=SOCKET_OPTIONS, pool_pre_ping=True, pool_size=2
-            )
+            _engines[key] = create_engine(check_url(url), connect_args=SOCKET_OPTIONS, pool_pre_ping=True, pool_size=2)
         return _engines[key]
 
 
@@ -95,9 +93,7 @@ def dsn(url: str) -> str:
     return parsed.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
-def connect(
-    url: str, application_name: str = "deadsure", statement_timeout_s: float | None = None
-) -> PgConnection:
+def connect(url: str, application_name: str = "deadsure", statement_timeout_s: float | None = None) -> PgConnection:
     """A raw connection in autocommit: each statement is one round trip and its own transaction.
 
     Raises psycopg2.OperationalError when no server answers within `CONNECT_TIMEOUT_S`.

@@ -12,7 +12,7 @@ from app.errors import ConfigurationError
 def main() -> None:
     """Run `deadsure`; a wrong environment ends in one line."""
     try:
-        from tasks.commands import deadsure
+        from tasks.commands import deadsure  # noqa: PLC0415  # importing reads the settings
     except ConfigurationError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)

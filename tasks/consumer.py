@@ -10,7 +10,8 @@ from celery.worker.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
 
 from app.journal import JournalWriter
-from tasks.delivery import COPY
+from tasks.headers import COPY
+from tasks.services import journal
 
 NO_DELAYED_DELIVERY = "celery.worker.consumer.delayed_delivery:DelayedDelivery"
 
@@ -21,9 +22,7 @@ class DurableConsumer(Consumer):  # type: ignore[misc]  # celery has no types
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]
         """Celery's steps but one."""
 
-        default_steps = tuple(
-            step for step in Consumer.Blueprint.default_steps if step != NO_DELAYED_DELIVERY
-        )
+        default_steps = tuple(step for step in Consumer.Blueprint.default_steps if step != NO_DELAYED_DELIVERY)
 
 
 class NoteSettlements(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -33,8 +32,6 @@ class NoteSettlements(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, parent: Any) -> None:
         """Give the consumer's channel a message class that notes its settlements."""
-        from tasks.worker import journal
-
         channel = parent.task_consumer.channel
         channel.Message = noting(type(channel).Message, journal())
 
@@ -42,7 +39,7 @@ class NoteSettlements(bootsteps.StartStopStep):  # type: ignore[misc]
 def noting(kind: type, journal: JournalWriter) -> type:
     """A subclass of the transport's message class whose settlements are journaled once they were sent."""
 
-    class NotingMessage(kind):  # type: ignore[misc,valid-type]
+    class NotingMessage(kind):  # type: ignore[misc]
         """A message that notes what was sent about it."""
 
         def ack(self, multiple: bool = False) -> None:

@@ -16,10 +16,9 @@ from kombu.message import Message
 
 from app.claim import Delivery
 from app.settings import settings
+from tasks.headers import COPY, TAG
+from tasks.services import reaper
 
-COPY = "deadsure_copy"
-VERSION = "deadsure_version"
-TAG = "deadsure_delivery_tag"
 LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
 
 
@@ -44,9 +43,7 @@ class DurableRequest(Request):  # type: ignore[misc]  # celery has no types
         super().__init__(message, **options)
         self._request_dict[TAG] = str(message.delivery_tag)
 
-    def on_failure(
-        self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False
-    ) -> Any:
+    def on_failure(self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """A dead child is reported; what a handler raised was settled by its arrow already."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
@@ -64,8 +61,6 @@ class DurableRequest(Request):  # type: ignore[misc]  # celery has no types
 
     def on_lost(self, reason: str) -> None:
         """Hand the job of a dead child to the reaper, which settles this delivery afterwards."""
-        from tasks.worker import reaper
-
         state.task_ready(self)
         if self.reported_lost:
             return

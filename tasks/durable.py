@@ -20,6 +20,7 @@ from app.job_types import JobType, find, register
 from app.submit import NewJob, Submitted
 from tasks.application import app
 from tasks.delivery import delivery_of
+from tasks.services import seat
 from tasks.topology import work_queue
 
 P = ParamSpec("P")
@@ -39,11 +40,7 @@ class DurableTask(Task):  # type: ignore[misc]  # celery has no types
     def run(self, *_args: Any, **_kwargs: Any) -> Any:
         """Run one attempt for the delivery at hand; Celery settles it after the result is durable."""
         if self.request.called_directly:
-            raise UnsupportedOption(
-                f"{self.name}: a durable task is not called directly; use .delay() or .submit()"
-            )
-        from tasks.worker import seat
-
+            raise UnsupportedOption(f"{self.name}: a durable task is not called directly; use .delay() or .submit()")
         ending = attempt.run(seat(), delivery_of(self.request), self.job_type)
         match ending.settlement:
             case Settlement.SUCCEEDED:
@@ -158,9 +155,7 @@ class DurableTask(Task):  # type: ignore[misc]  # celery has no types
         names = list(self.job_type.payload.model_fields)
         values = list(args)
         if len(values) > len(names):
-            raise TypeError(
-                f"{self.name} takes at most {len(names)} positional arguments, {len(values)} were given"
-            )
+            raise TypeError(f"{self.name} takes at most {len(names)} positional arguments, {len(values)} were given")
         named = dict(zip(names, values, strict=False))
         if twice := named.keys() & kwargs.keys():
             raise TypeError(f"{self.name}: {', '.join(sorted(twice))} was given twice")
@@ -211,9 +206,7 @@ def durable(name: str, *, payload: type[BaseModel], **terms: Any) -> Callable[[H
         )()
         if job_type.queue not in app.amqp.queues:
             app.amqp.queues.add(
-                work_queue(
-                    job_type.queue, app.conf.broker_url is None or str(app.conf.broker_url).startswith("amqp")
-                )
+                work_queue(job_type.queue, app.conf.broker_url is None or str(app.conf.broker_url).startswith("amqp"))
             )
         registered: DurableTask = app.register_task(task)
         return registered

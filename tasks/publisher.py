@@ -10,6 +10,7 @@ import json
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -22,7 +23,7 @@ from kombu.exceptions import ChannelError
 
 from app.errors import DeadsureError
 from app.outbox import Debt
-from tasks.delivery import COPY, VERSION
+from tasks.headers import COPY, VERSION
 from tasks.topology import EXCHANGE, quarantine_queue, work_queue
 
 BODY = json.dumps([[], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
@@ -83,7 +84,7 @@ class Publisher:
         self.created: list[str] = []
 
     def open(self) -> None:
-        """Connect and declare the topology; `created` names the queues that were not there. Raises the transport's errors."""
+        """Connect and declare the topology; `created` names queues that were not there. Raises the transport's errors."""
         self._connection.connect()
         for name in self._queues:
             self._declare(name)
@@ -154,10 +155,8 @@ class Publisher:
     def idle(self) -> None:
         """Read what the broker sent and keep the heartbeat; raises the transport's errors when it is gone."""
         if self.amqp:
-            try:
+            with suppress(TimeoutError):
                 self._connection.drain_events(timeout=0.001)
-            except TimeoutError:
-                pass
             self._connection.heartbeat_check()
 
     def depth(self, queue: str) -> int:
@@ -166,10 +165,8 @@ class Publisher:
 
     def close(self) -> None:
         """Drop the connection without waiting for a broker that may be gone."""
-        try:
+        with suppress(Exception):  # whatever it says, it is dropped
             self._connection.collect(socket_timeout=0.5)
-        except Exception:  # noqa: BLE001, S110  # whatever it says, it is dropped
-            pass
 
     def _declare(self, name: str) -> None:
         queue = work_queue(name, self.amqp)
@@ -202,7 +199,5 @@ class Publisher:
         self._outcome.refused += self._settled(delivery_tag, multiple)
 
     def _on_return(self, error: Any, exchange: str, routing_key: str, message: Any) -> None:
-        reason = (
-            f"{getattr(error, 'reply_text', 'returned')}: exchange {exchange!r}, routing key {routing_key!r}"
-        )
+        reason = f"{getattr(error, 'reply_text', 'returned')}: exchange {exchange!r}, routing key {routing_key!r}"
         self._outcome.returned.append((UUID(message.headers["id"]), reason))

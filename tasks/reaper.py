@@ -48,9 +48,7 @@ class Reaper(threading.Thread):
         while (entry := self._reports.get()) is not None:
             request, worker_id, reason = entry
             state = self._expire(uuid.UUID(request.id), worker_id, request.worker_pid or 0, reason)
-            log.warning(
-                "job.child_lost", job_id=request.id, pid=request.worker_pid, state=state, reason=reason
-            )
+            log.warning("job.child_lost", job_id=request.id, pid=request.worker_pid, state=state, reason=reason)
             if state is None:
                 request.reject(requeue=True)
             elif state == "quarantined":

@@ -76,9 +76,7 @@ class Relay(threading.Thread):
             self._database = connect(self._settings.need_database(), "deadsure relay", statement_timeout_s=30)
             rows(self._database, outbox.LISTEN)  # before the first poll: no job falls in between
         if self._publisher is None:
-            publisher = Publisher(
-                self._settings.need_broker(), self._queues, self._settings.confirm_timeout_s
-            )
+            publisher = Publisher(self._settings.need_broker(), self._queues, self._settings.confirm_timeout_s)
             self._publisher = publisher
             publisher.open()
             self._look_for_loss(publisher)

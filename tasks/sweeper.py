@@ -34,9 +34,7 @@ class SweeperThread(threading.Thread):
         while not self._stopped.is_set():
             try:
                 if connection is None or connection.closed:
-                    connection = connect(
-                        self._settings.need_database(), "deadsure sweeper", statement_timeout_s=30
-                    )
+                    connection = connect(self._settings.need_database(), "deadsure sweeper", statement_timeout_s=30)
                 swept = sweeper.look(connection)
                 if swept.lost:
                     log.info("sweep.done", workers_lost=swept.lost, jobs_expired=swept.expired)

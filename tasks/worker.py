@@ -6,9 +6,7 @@ worker; threads start after the fork. Order at the end: the pool has stopped bef
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 import time
 from typing import Any
 
@@ -18,79 +16,15 @@ from celery import bootsteps, signals
 
 from app.clock import pause_s
 from app.errors import ConfigurationError
-from app.job_types import REGISTRY, queues
-from app.journal import JournalWriter, configure_logging, log
+from app.job_types import REGISTRY
+from app.journal import configure_logging, log
 from app.lease import Keeper
-from app.seat import Seat
 from app.settings import settings
 from db.migrate import SchemaError, check
 from db.session import connect, disown_inherited
 from tasks.application import app
 from tasks.consumer import NoteSettlements
-from tasks.reaper import Reaper
-from tasks.relay import Relay
-from tasks.sweeper import SweeperThread
-
-
-class Services:
-    """The threads of one worker's main process."""
-
-    def __init__(self, keeper: Keeper) -> None:
-        self.keeper = keeper
-        self.journal = JournalWriter(settings().need_database())
-        self.reaper = Reaper(settings().need_database(), keeper)
-        self.relay: Relay | None = None
-        self.sweeper: SweeperThread | None = None
-
-    def start(self, with_relay: bool) -> None:
-        """Start the threads; the pool has forked."""
-        if with_relay:
-            self.relay = Relay(settings(), self.journal, queues())
-        self.sweeper = SweeperThread(settings(), self._on_workers_lost)
-        for thread in (self.keeper, self.journal, self.reaper, self.relay, self.sweeper):
-            if thread is not None:
-                thread.start()
-
-    def stop(self) -> None:
-        """Stop in the order in which they need each other; the lease last."""
-        for thread in (self.relay, self.sweeper, self.reaper, self.journal, self.keeper):
-            if thread is not None:
-                thread.stop()
-
-    def _on_workers_lost(self) -> None:
-        """Redis/Valkey does not give back what a dead worker held: a dead worker is evidence of loss there."""
-        if self.relay is not None and not settings().broker_is_amqp:
-            self.relay.note_loss()
-
-
-_services: Services | None = None
-_seats = threading.local()
-
-
-def services() -> Services:
-    """The services of this worker; inherited by its children, who use the lease's shared memory only."""
-    if _services is None:
-        raise ConfigurationError("durable jobs run in a worker: celery -A tasks worker")
-    return _services
-
-
-def journal() -> JournalWriter:
-    """The main process' journal writer."""
-    return services().journal
-
-
-def reaper() -> Reaper:
-    """The main process' reaper."""
-    return services().reaper
-
-
-def seat() -> Seat:
-    """This process' (and thread's) place in the worker."""
-    found: Seat | None = getattr(_seats, "seat", None)
-    if found is None or found.pid != os.getpid():
-        found = Seat(services().keeper.shared, settings().need_database())
-        _seats.seat = found
-    return found
+from tasks.services import begin_services, end_services, services
 
 
 @signals.setup_logging.connect
@@ -102,7 +36,6 @@ def set_up_logging(loglevel: int | str | None = None, **_: Any) -> None:
 @signals.worker_init.connect
 def register_worker(sender: Any = None, instance: Any = None, **_: Any) -> None:
     """Check the configuration and the schema, then register the lease; wait for a database that is away."""
-    global _services
     configure_logging(settings().log, settings().log_level)
     try:
         settings().need_broker()
@@ -128,7 +61,7 @@ def register_worker(sender: Any = None, instance: Any = None, **_: Any) -> None:
     except (ConfigurationError, SchemaError) as error:
         click.echo(f"deadsure: {error}", err=True)
         sys.exit(78)  # EX_CONFIG: a supervisor's restart does not help
-    _services = Services(keeper)
+    begin_services(keeper)
 
 
 @signals.worker_process_init.connect
@@ -140,8 +73,7 @@ def enter_child(**_: Any) -> None:
 @signals.worker_shutdown.connect
 def leave(**_: Any) -> None:
     """After pool and consumer have stopped: write the last notes, give the lease back."""
-    if _services is not None:
-        _services.stop()
+    end_services()
 
 
 class DurableServices(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no types

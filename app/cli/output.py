@@ -79,16 +79,12 @@ def reporting_errors(command: Callable[P, R]) -> Callable[P, R]:
                 f"the database does not answer ({type(error).__name__}): is the server of DATABASE_URL up?"
             ) from None
         except psycopg2.errors.UndefinedTable:
-            raise click.ClickException(
-                "the database has no Deadsure schema: run `deadsure db upgrade`"
-            ) from None
+            raise click.ClickException("the database has no Deadsure schema: run `deadsure db upgrade`") from None
 
     return wrapped
 
 
 def invalid(error: ValidationError) -> str:
     """Field and complaint of each validation error, without the values."""
-    complaints = [
-        f"{'.'.join(map(str, e['loc'])) or 'payload'}: {e['msg']}" for e in error.errors(include_input=False)
-    ]
+    complaints = [f"{'.'.join(map(str, e['loc'])) or 'payload'}: {e['msg']}" for e in error.errors(include_input=False)]
     return f"{error.title}: " + "; ".join(complaints)

@@ -67,9 +67,7 @@ def upgrade() -> None:
         "job_events",
         sa.Column("event_id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
         sa.Column("job_id", sa.UUID(), nullable=False),
-        sa.Column(
-            "at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
-        ),
+        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.Column("event", sa.Text(), nullable=False),
         sa.Column("attempt", sa.BigInteger(), nullable=True),
         sa.Column("copy", sa.BigInteger(), nullable=True),
@@ -105,9 +103,7 @@ def upgrade() -> None:
         sa.Column("payload_digest", sa.LargeBinary(), nullable=False),
         sa.Column(
             "state",
-            sa.Enum(
-                "queued", "running", "retry_wait", "succeeded", "quarantined", "cancelled", name="job_state"
-            ),
+            sa.Enum("queued", "running", "retry_wait", "succeeded", "quarantined", "cancelled", name="job_state"),
             server_default="queued",
             nullable=False,
         ),
@@ -147,9 +143,7 @@ def upgrade() -> None:
             nullable=False,
         ),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
-        sa.CheckConstraint(
-            "(state = 'running') = (worker_id IS NOT NULL)", name=op.f("ck_jobs_running_has_owner")
-        ),
+        sa.CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name=op.f("ck_jobs_running_has_owner")),
         sa.CheckConstraint(
             "(state = 'succeeded') = (result_key IS NOT NULL)", name=op.f("ck_jobs_succeeded_has_result_key")
         ),
@@ -161,9 +155,7 @@ def upgrade() -> None:
             "state <> 'quarantined' OR (cause IS NOT NULL AND episode > 0)",
             name=op.f("ck_jobs_quarantined_has_cause"),
         ),
-        sa.CheckConstraint(
-            "state <> 'retry_wait' OR not_before IS NOT NULL", name=op.f("ck_jobs_retry_has_time")
-        ),
+        sa.CheckConstraint("state <> 'retry_wait' OR not_before IS NOT NULL", name=op.f("ck_jobs_retry_has_time")),
         sa.CheckConstraint(
             "attempt >= 0 AND failures >= 0 AND crashes >= 0 AND stalls >= 0 AND releases >= 0",
             name=op.f("ck_jobs_counters_not_negative"),
@@ -193,9 +185,7 @@ def upgrade() -> None:
         sa.Column("correlation_id", sa.Text(), nullable=False),
         sa.Column("trace_context", sa.Text(), nullable=True),
         sa.Column("sends", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
-        sa.Column(
-            "due_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
-        ),
+        sa.Column("due_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.Column("sent_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("returned_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("returned_reason", sa.Text(), nullable=True),
@@ -228,9 +218,7 @@ def upgrade() -> None:
         sa.Column("rows", sa.BigInteger(), nullable=False),
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("sha256", sa.Text(), nullable=False),
-        sa.Column(
-            "at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
-        ),
+        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.CheckConstraint("sha256 ~ '^[0-9a-f]{64}$'", name=op.f("ck_report_exports_sha256_hex")),
         sa.CheckConstraint("rows >= 0 AND bytes > 0", name=op.f("ck_report_exports_sizes_possible")),
         sa.PrimaryKeyConstraint("export_id", name=op.f("pk_report_exports")),
@@ -261,9 +249,7 @@ def upgrade() -> None:
         sa.Column("lost_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("lost_cause", sa.Text(), nullable=True),
         sa.Column("stopped_at", sa.DateTime(timezone=True), nullable=True),
-        sa.CheckConstraint(
-            "(lost_at IS NULL) = (lost_cause IS NULL)", name=op.f("ck_workers_lost_has_cause")
-        ),
+        sa.CheckConstraint("(lost_at IS NULL) = (lost_cause IS NULL)", name=op.f("ck_workers_lost_has_cause")),
         sa.PrimaryKeyConstraint("worker_id", name=op.f("pk_workers")),
         sa.UniqueConstraint("lock_key", name=op.f("uq_workers_lock_key")),
     )
@@ -293,9 +279,7 @@ def upgrade() -> None:
             "(status = 'finished') = (finished_at IS NOT NULL)", name=op.f("ck_effects_finished_has_time")
         ),
         sa.CheckConstraint("status IN ('started', 'finished')", name=op.f("ck_effects_status_known")),
-        sa.ForeignKeyConstraint(
-            ["job_id"], ["jobs.job_id"], name=op.f("fk_effects_job_id"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_effects_job_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job_id", "name", name=op.f("pk_effects")),
     )
     op.create_table(
@@ -306,15 +290,11 @@ def upgrade() -> None:
         sa.Column("amount_cents", sa.BigInteger(), nullable=False),
         sa.Column("currency", sa.Text(), nullable=False),
         sa.Column("memo", sa.Text(), server_default="", nullable=False),
-        sa.Column(
-            "at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
-        ),
+        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.CheckConstraint("currency ~ '^[A-Z]{3}$'", name=op.f("ck_ledger_entries_currency_code")),
         sa.CheckConstraint("amount_cents <> 0", name=op.f("ck_ledger_entries_amount_not_zero")),
         sa.CheckConstraint("length(memo) <= 200", name=op.f("ck_ledger_entries_memo_length")),
-        sa.ForeignKeyConstraint(
-            ["account_id"], ["accounts.account_id"], name=op.f("fk_ledger_entries_account_id")
-        ),
+        sa.ForeignKeyConstraint(["account_id"], ["accounts.account_id"], name=op.f("fk_ledger_entries_account_id")),
         sa.PrimaryKeyConstraint("entry_id", name=op.f("pk_ledger_entries")),
     )
     op.create_index(op.f("ix_ledger_entries_job_id"), "ledger_entries", ["job_id"], unique=False)
@@ -345,9 +325,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["account_id"], ["accounts.account_id"], name=op.f("fk_orders_account_id")),
         sa.PrimaryKeyConstraint("order_id", name=op.f("pk_orders")),
     )
-    op.create_index(
-        op.f("ix_orders_account_id_ordered_at"), "orders", ["account_id", "ordered_at"], unique=False
-    )
+    op.create_index(op.f("ix_orders_account_id_ordered_at"), "orders", ["account_id", "ordered_at"], unique=False)
     op.create_table(
         "quarantine_entries",
         sa.Column("job_id", sa.UUID(), nullable=False),

@@ -1,0 +1,5 @@
+"""The message headers that are Deadsure's own."""
+
+COPY = "deadsure_copy"
+VERSION = "deadsure_version"
+TAG = "deadsure_delivery_tag"  # added by the main process for its child; never on the wire

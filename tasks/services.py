@@ -1,0 +1,88 @@
+"""The threads of a worker's main process, and each process' place in the worker."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from app.errors import ConfigurationError
+from app.job_types import queues
+from app.journal import JournalWriter
+from app.lease import Keeper
+from app.seat import Seat
+from app.settings import settings
+from tasks.reaper import Reaper
+from tasks.relay import Relay
+from tasks.sweeper import SweeperThread
+
+
+class Services:
+    """The threads of one worker's main process."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.keeper = keeper
+        self.journal = JournalWriter(settings().need_database())
+        self.reaper = Reaper(settings().need_database(), keeper)
+        self.relay: Relay | None = None
+        self.sweeper: SweeperThread | None = None
+
+    def start(self, with_relay: bool) -> None:
+        """Start the threads; the pool has forked."""
+        if with_relay:
+            self.relay = Relay(settings(), self.journal, queues())
+        self.sweeper = SweeperThread(settings(), self._on_workers_lost)
+        for thread in (self.keeper, self.journal, self.reaper, self.relay, self.sweeper):
+            if thread is not None:
+                thread.start()
+
+    def stop(self) -> None:
+        """Stop in the order in which they need each other; the lease last."""
+        for thread in (self.relay, self.sweeper, self.reaper, self.journal, self.keeper):
+            if thread is not None:
+                thread.stop()
+
+    def _on_workers_lost(self) -> None:
+        """Redis/Valkey does not give back what a dead worker held: a dead worker is evidence of loss there."""
+        if self.relay is not None and not settings().broker_is_amqp:
+            self.relay.note_loss()
+
+
+_present: list[Services] = []
+_seats = threading.local()
+
+
+def begin_services(keeper: Keeper) -> None:
+    """Make this process a worker, before its pool forks."""
+    _present[:] = [Services(keeper)]
+
+
+def end_services() -> None:
+    """Stop what runs, if this process is a worker."""
+    for present in _present:
+        present.stop()
+
+
+def services() -> Services:
+    """The services of this worker; inherited by its children, who use the lease's shared memory only."""
+    if not _present:
+        raise ConfigurationError("durable jobs run in a worker: celery -A tasks worker")
+    return _present[0]
+
+
+def journal() -> JournalWriter:
+    """The main process' journal writer."""
+    return services().journal
+
+
+def reaper() -> Reaper:
+    """The main process' reaper."""
+    return services().reaper
+
+
+def seat() -> Seat:
+    """This process' (and thread's) place in the worker."""
+    found: Seat | None = getattr(_seats, "seat", None)
+    if found is None or found.pid != os.getpid():
+        found = Seat(services().keeper.shared, settings().need_database())
+        _seats.seat = found
+    return found
