@@ -255,7 +255,7 @@ def work(seat: Seat, delivery: Delivery, claimed: Claimed, worker_id: UUID, job_
             write(seat, holder, job, lambda on: succeed(on, holder, job, stored))
         except (LeaseLost, RunAgain):
             raise
-        except Exception as error:  # every error of a handler becomes a decision
+        except Exception as error:  # noqa: BLE001  # every error of a handler becomes a decision
             return fail(seat, holder, job, job_type, error)
         return Ending(Settlement.SUCCEEDED, result_key=job.result_key)
     except LeaseLost as lost:

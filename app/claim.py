@@ -102,6 +102,7 @@ class Delivery:
 class Claimed:
     """A won claim: with `job_id`, `attempt` is the fencing token of every later write."""
 
+    committed: bool
     job_id: UUID
     attempt: int
     payload: dict[str, Any]
@@ -110,7 +111,6 @@ class Claimed:
     failures: int
     max_failures: int
     correlation_id: str
-    committed: bool
 
 
 def parameters(delivery: Delivery, worker_id: UUID, pid: int) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def parameters(delivery: Delivery, worker_id: UUID, pid: int) -> dict[str, Any]:
 def claim(connection: PgConnection, delivery: Delivery, worker_id: UUID, pid: int) -> Claimed | None:
     """Commit a new attempt of the job for this worker; None when somebody or something stands in the way."""
     row = one(connection, CLAIM, parameters(delivery, worker_id, pid))
-    return Claimed(delivery.job_id, *row, committed=True) if row else None
+    return Claimed(True, delivery.job_id, *row) if row else None
 
 
 def may_begin_atomic(delivery: Delivery) -> bool:
@@ -142,7 +142,7 @@ def begin_atomic(connection: PgConnection, delivery: Delivery, worker_id: UUID) 
     if row is None:
         one(connection, "ROLLBACK")
         return None
-    return Claimed(delivery.job_id, *row, committed=False)
+    return Claimed(False, delivery.job_id, *row)
 
 
 def look(connection: PgConnection, delivery: Delivery, worker_id: UUID) -> Refusal:

@@ -138,7 +138,7 @@ def succeed(
     in_transaction: bool,
     after_commit: str = "",
 ) -> None:
-    """Running -> succeeded, with the proof of the effect; `result` is JSON text. Raises LeaseLost; then nothing was written."""
+    """Write running -> succeeded, with the proof of the effect; `result` is JSON text. Raises LeaseLost."""
     values = {"result_key": result_key, "result": result}
     holder.write(connection, SUCCEED, ["result_saved", "succeed"], values, in_transaction, after_commit)
 
@@ -151,7 +151,7 @@ def retry(
     reason: str,
     in_transaction: bool,
 ) -> None:
-    """Running -> retry_wait: time, cause and debt in one statement. Raises LeaseLost."""
+    """Write running -> retry_wait: time, cause and debt in one statement. Raises LeaseLost."""
     values = {"delay_s": delay_s, "cause": cause, "reason": reason}
     holder.write(connection, RETRY, ["retry", "retry_scheduled"], values, in_transaction)
 
@@ -165,7 +165,7 @@ def quarantine(
     failed: bool,
     in_transaction: bool,
 ) -> None:
-    """Running -> quarantined: the first of two traces. The caller rejects the delivery afterwards. Raises LeaseLost."""
+    """Write running -> quarantined, the first of two traces; the caller rejects the delivery. Raises LeaseLost."""
     values = {
         "cause": cause,
         "reason": reason,

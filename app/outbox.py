@@ -100,7 +100,7 @@ def take(connection: PgConnection, queue: str, settings: Settings) -> list[Debt]
 
 
 def next_due_s(connection: PgConnection, queue: str) -> float | None:
-    """Seconds until the next debt of the queue is due (negative: overdue, so the window is full); None without debts."""
+    """Seconds until the next debt of the queue is due (negative: overdue, window full); None without debts."""
     row = one(connection, NEXT_DUE, {"queue": queue})
     return row[0] if row else None
 

@@ -15,6 +15,7 @@ from typing import Any
 from app.errors import ConfigurationError
 from db.session import DatabaseUrlError, check_url
 
+DEFAULT_REPORTS_DIR = Path("var/reports")
 BROKER_SCHEMES = ("amqp", "amqps", "redis", "rediss", "unix")
 
 
@@ -31,7 +32,7 @@ class Settings:
     broker_url: str = setting("BROKER_URL", "", "RabbitMQ (amqp://…) or Redis/Valkey (redis://…)")
     management_url: str = setting("RABBITMQ_MANAGEMENT_URL", "", "RabbitMQ's management API, for depths and policies")
     redis_url: str = setting("REDIS_URL", "", "Redis/Valkey beside RabbitMQ, for your own use")
-    reports_dir: Path = setting("REPORTS_DIR", Path("var/reports"), "where reports are written")
+    reports_dir: Path = setting("REPORTS_DIR", DEFAULT_REPORTS_DIR, "where reports are written")  # noqa: RUF009  # a dataclass field
     lease_s: float = setting("DEADSURE_LEASE_S", 30.0, "length of a worker's lease")
     lease_renew_s: float = setting("DEADSURE_LEASE_RENEW_S", 5.0, "gap between renewals")
     sweep_s: float = setting("DEADSURE_SWEEP_S", 1.0, "gap between two looks for dead workers")

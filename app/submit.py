@@ -35,6 +35,8 @@ from db.session import autocommit_pool, one, rows
 NAMESPACE = uuid.UUID("6f2a9df0-6f7b-5d0c-9d55-0d5ead5a4e00")
 CHANNEL = "deadsure_outbox"
 BULK_ROWS = 1000
+PRIORITIES = range(10)
+KEY_LIMIT = 512
 
 INSERT = """
 WITH job AS (
@@ -161,14 +163,14 @@ def prepare(
     if key is None and job_type.key is not None:
         key = job_type.key(payload)
     priority = job_type.priority if priority is None else priority
-    if not 0 <= priority <= 9:
+    if priority not in PRIORITIES:
         raise ValueError(f"{job_type.name}: priority={priority} is not in 0..9")
     if countdown_s is not None and eta is not None:
         raise ValueError(f"{job_type.name}: give countdown or eta, not both")
     if eta is not None and eta.tzinfo is None:
         raise ValueError(f"{job_type.name}: eta={eta.isoformat()} has no time zone")
-    if key is not None and (not key or "\0" in key or len(key) > 512):
-        raise ValueError(f"{job_type.name}: idempotency_key must be 1 to 512 characters, without NUL")
+    if key is not None and (not key or "\0" in key or len(key) > KEY_LIMIT):
+        raise ValueError(f"{job_type.name}: idempotency_key must be 1 to {KEY_LIMIT} characters, without NUL")
     text, digest = encode(payload)
     return NewJob(
         job_type=job_type,

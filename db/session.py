@@ -130,7 +130,7 @@ def one(connection: PgConnection, sql: str, parameters: Any = None) -> Row | Non
 
 def disown_inherited() -> None:
     """In a forked child: make the parent's database sockets unreachable without ending its sessions."""
-    global _lock
+    global _lock  # noqa: PLW0603  # a lock that was held at the fork would stay locked here
     _lock = threading.Lock()
     null = os.open(os.devnull, os.O_RDWR)
     for pid in [pid for pid in _sockets if pid != os.getpid()]:

@@ -84,7 +84,7 @@ class Publisher:
         self.created: list[str] = []
 
     def open(self) -> None:
-        """Connect and declare the topology; `created` names queues that were not there. Raises the transport's errors."""
+        """Connect, declare the topology; `created` names queues that were missing. Raises the transport's errors."""
         self._connection.connect()
         for name in self._queues:
             self._declare(name)

@@ -2,10 +2,8 @@
 
 from alembic import context
 
-import db.business
+import db.business  # noqa: F401  # its tables belong to the metadata
 from db.models import Base
-
-assert db.business  # its tables belong to the metadata
 
 connection = context.config.attributes["connection"]
 context.configure(

@@ -1,0 +1,1 @@
+"""The revisions, numbered in a row."""
