@@ -56,9 +56,7 @@ def server_account() -> Account | None:
         )
     found = _lookup(NAME) or _lookup("nobody")
     if found is None:
-        raise StackError(
-            f"running as root, and no unprivileged account for the servers: create one named {NAME}"
-        )
+        raise StackError(f"running as root, and no unprivileged account for the servers: create one named {NAME}")
     return found
 
 

@@ -79,8 +79,7 @@ def _run(argv: list[str]) -> None:
         subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)  # noqa: S603  fixed commands
     except subprocess.CalledProcessError as error:
         raise StackError(
-            f"installing RabbitMQ failed ({error}): see the output above,"
-            " or install RabbitMQ 3.10 or later yourself"
+            f"installing RabbitMQ failed ({error}): see the output above, or install RabbitMQ 3.10 or later yourself"
         ) from error
 
 

@@ -100,7 +100,7 @@ class Postgres(Server):
         return self._query("SELECT 1") is not None
 
     def _after_start(self) -> None:
-        if not self._query(f"SELECT 1 FROM pg_database WHERE datname = '{DATABASE}'"):  # noqa: S608  a constant
+        if not self._query(f"SELECT 1 FROM pg_database WHERE datname = '{DATABASE}'"):
             self._query(f"CREATE DATABASE {DATABASE}")
 
     def _query(self, sql: str) -> list[tuple[object, ...]] | None:

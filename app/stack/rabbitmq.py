@@ -104,6 +104,18 @@ class RabbitMQ(Server):
         with urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S) as answer:  # noqa: S310  as above
             return json.load(answer)
 
+    def wait_quorum_queue_on_disk(self, queue: str, timeout_s: float = 15.0) -> None:
+        """Wait until the node itself would find `queue` of vhost `/` again after a kill -9.
+
+        RabbitMQ writes a new quorum queue's name to its registry some three seconds after it confirms
+        the declaration. Killed before that, it comes back with a queue that has its data but no
+        leader, for ever: every use of it times out. Raises StackError after `timeout_s`.
+        """
+        registry = Path(self.state.home) / "data" / self.node / "quorum" / self.node / "names.dets"
+        name = f"%2F_{queue}".encode()
+        if not wait_until(lambda: registry.exists() and name in registry.read_bytes(), timeout_s):
+            raise StackError(f"quorum queue {queue} is not in {registry} after {timeout_s:.0f} s")
+
     def _prepare(self, home: Path) -> None:
         for part in ("data", "log", "conf.d"):
             self._own_directory(home / part)

@@ -265,8 +265,7 @@ class Server(ABC):
                 raise kind(f"{self.name} ended while starting; {self._explain(log)}")
             if time.monotonic() >= deadline:
                 raise StackError(
-                    f"{self.name} does not answer after {self.start_timeout_s:.0f} s;"
-                    f" {self._explain(self.log_tail())}"
+                    f"{self.name} does not answer after {self.start_timeout_s:.0f} s; {self._explain(self.log_tail())}"
                 )
             time.sleep(POLL_S)
 

@@ -30,9 +30,7 @@ class Stack:
     `postgres` and `valkey` are there even when not chosen; they are then left alone.
     """
 
-    def __init__(
-        self, root: Path, *, rabbitmq: bool = True, postgres: bool = True, valkey: bool = True
-    ) -> None:
+    def __init__(self, root: Path, *, rabbitmq: bool = True, postgres: bool = True, valkey: bool = True) -> None:
         """Choose what `up` starts; nothing is written before it."""
         self.root = root.resolve()
         self.postgres = Postgres(self.root / Postgres.name)
