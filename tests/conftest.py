@@ -203,9 +203,7 @@ def settings(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.fixture
-def programs(
-    request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path
-) -> Iterator[Programs]:
+def programs(request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path) -> Iterator[Programs]:
     """Starts processes; at the end of the test all are killed, and a failure shows their logs."""
     made = Programs(tmp_path / "logs", environment, request.config.getoption("--nodes"))
     request.node.stash[PROGRAMS] = made

@@ -32,7 +32,7 @@ def record_now(database_url: str, kind: str, job_id: UUID, attempt: int) -> None
     try:
         with connection.cursor() as cursor:
             cursor.execute(
-                f"INSERT INTO test_effects {COLUMNS} VALUES (%s, %s, %s, %s)",  # noqa: S608  a constant
+                f"INSERT INTO test_effects {COLUMNS} VALUES (%s, %s, %s, %s)",
                 (kind, str(job_id), attempt, os.getpid()),
             )
     finally:
@@ -42,7 +42,7 @@ def record_now(database_url: str, kind: str, job_id: UUID, attempt: int) -> None
 def record_in(session: Session, kind: str, job_id: UUID, attempt: int) -> None:
     """Append a row that is there if and only if the transaction of `session` commits."""
     session.execute(
-        text(f"INSERT INTO test_effects {COLUMNS} VALUES (:kind, :job_id, :attempt, :pid)"),  # noqa: S608
+        text(f"INSERT INTO test_effects {COLUMNS} VALUES (:kind, :job_id, :attempt, :pid)"),
         {"kind": kind, "job_id": job_id, "attempt": attempt, "pid": os.getpid()},
     )
 
@@ -69,7 +69,7 @@ class Effects:
         parameters: dict[str, Any] = {"kind": kind}
         if job_id:
             parameters["job_id"] = UUID(str(job_id))
-        statement = f"SELECT kind, job_id, attempt, pid FROM test_effects WHERE {where} ORDER BY effect_id"  # noqa: S608
+        statement = f"SELECT kind, job_id, attempt, pid FROM test_effects WHERE {where} ORDER BY effect_id"
         with self._engine.connect() as connection:
             return [Effect(*row) for row in connection.execute(text(statement), parameters)]
 

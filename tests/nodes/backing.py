@@ -19,9 +19,7 @@ IMAGE = "deadsure:test"  # docker build -t deadsure:test .
 Backing = Literal["process", "docker"]
 
 
-def launch(
-    command: Sequence[str], *, name: str, environment: Mapping[str, str], log: Path, backing: Backing
-) -> Any:
+def launch(command: Sequence[str], *, name: str, environment: Mapping[str, str], log: Path, backing: Backing) -> Any:
     """Start `command`; returns a `ProcessContainer` or docker-py's `Container`."""
     if backing == "process":
         return ProcessContainer(command, name=name, environment=environment, log=log)

@@ -105,7 +105,7 @@ class Node(CeleryTestNode):
             return None
         return int(self.container.attrs["State"]["ExitCode"])
 
-    def kill(self, signal: Signal = "SIGKILL", reload_container: bool = True) -> None:  # noqa: FBT001, FBT002  as above us
+    def kill(self, signal: Signal = "SIGKILL", reload_container: bool = True) -> None:
         """Send `signal` to the main process alone, frozen or not."""
         if self.is_running():
             self.container.kill(signal=signal)

@@ -16,7 +16,8 @@ from tests.nodes.node import Node, NodeContainer, WorkerCluster, WorkerContainer
 
 OURS = ("DEADSURE_", "DATABASE_URL", "BROKER_URL", "RABBITMQ_", "REDIS_URL", "REPORTS_DIR", "PG", "FAULTS")
 WORKER_APP = "tests.faults.worker_app"
-TAIL_LINES = 100
+TAIL_LINES = 60
+LINE_CHARS = 1000  # a JSON line holds a whole traceback; the log file has the rest
 
 AnyNode = TypeVar("AnyNode", bound=Node)
 
@@ -121,7 +122,7 @@ class Programs:
         return [
             (
                 f"log of {node.name()} ({node.container.status}, exit code {node.exit_code()})",
-                "\n".join(node.logs().splitlines()[-TAIL_LINES:]),
+                "\n".join(line[:LINE_CHARS] for line in node.logs().splitlines()[-TAIL_LINES:]),
             )
             for node in self.nodes
         ]

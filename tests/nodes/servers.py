@@ -135,12 +135,12 @@ class BrokerNode(ServerNode, CeleryTestBroker):
 
     def depth(self, queue: str) -> int:
         """Messages that wait in `queue`, delivered and unacknowledged ones not among them."""
-        with Connection(self.url) as connection:  # type: ignore[no-untyped-call]  # kombu's is untyped
+        with Connection(self.url) as connection:
             return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
 
     def purge(self, queue: str) -> int:
         """Delete what waits in `queue`; returns how many messages that were."""
-        with Connection(self.url) as connection:  # type: ignore[no-untyped-call]  # kombu's is untyped
+        with Connection(self.url) as connection:
             return int(connection.default_channel.queue_purge(queue) or 0)
 
 
