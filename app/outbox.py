@@ -21,10 +21,10 @@ from app.submit import CHANNEL
 from db.session import one, rows
 
 LISTEN = f"LISTEN {CHANNEL}"
-# First sends fill the window of unpaid deliveries, highest priority first; resends are in the window already.
+# First sends refill the window of unpaid deliveries by quarters, highest priority first; resends are in it already.
 TAKE = """
 WITH room AS (
-    SELECT greatest(0, least(%(batch)s, %(window)s - count(*))) AS free
+    SELECT CASE WHEN count(*) > 0.75 * %(window)s THEN 0 ELSE least(%(batch)s, %(window)s - count(*)) END AS free
       FROM (SELECT FROM outbox WHERE queue = %(queue)s AND sends > 0 LIMIT %(window)s) AS unpaid
 ), first_sends AS (
     SELECT due.job_id
