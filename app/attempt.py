@@ -218,7 +218,7 @@ def win(seat: Seat, delivery: Delivery, job_type: JobType, worker_id: UUID, firs
     """Claim the job, or say why not: a lock is looked at again shortly before it is believed."""
     connection = seat.connection()
     looks = LOCKED_LOOKS_REDELIVERED_S if delivery.redelivered else LOCKED_LOOKS_S
-    for wait_s in (*looks, None):
+    for number, wait_s in enumerate((*looks, None)):
         claimed = None
         if first_try and job_type.mode == "atomic" and may_begin_atomic(delivery):
             claimed = begin_atomic(connection, delivery, worker_id)
@@ -227,14 +227,13 @@ def win(seat: Seat, delivery: Delivery, job_type: JobType, worker_id: UUID, firs
         if claimed is not None:
             return claimed
         refusal = look(connection, delivery, worker_id)
-        if (
-            refusal is Refusal.OWNED
-            and delivery.redelivered
-            and delivery.redelivered_known
-            and expire_redelivered(connection, delivery.job_id)
-        ):
-            refusal = Refusal.LOCKED
-        if refusal is not Refusal.LOCKED or wait_s is None:
+        if refusal is Refusal.OWNED and delivery.redelivered and delivery.redelivered_known:
+            # The owner's session ends a moment after the broker gave its message back.
+            gone = expire_redelivered(connection, delivery.job_id)
+            again = gone or number < len(LOCKED_LOOKS_S)
+        else:
+            again = refusal is Refusal.LOCKED
+        if not again or wait_s is None:
             return refusal
         time.sleep(wait_s)
     raise AssertionError("unreachable")
