@@ -1,0 +1,102 @@
+"""`python -m bench`: Deadsure beside plain Celery on private servers; a table, and `bench/results.json`.
+
+Repetitions are interleaved, so that noise of the machine meets all systems alike; nothing is asserted by time.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+from app.stack import temporary_stack
+from bench import report
+from bench.phases import Figures, Run, Sizes
+from bench.programs import Programs
+from bench.servers import Servers
+from bench.systems import SYSTEMS
+
+ROOT = Path("var/bench")
+PACKAGES = ("celery", "kombu", "amqp", "psycopg2-binary", "sqlalchemy", "pydantic")
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Fewer jobs, one repetition, no recovery: within three minutes.")
+@click.option("--reps", type=click.IntRange(1), help="Repetitions of every phase.  [default: 3, quick: 1]")
+@click.option("--jobs", type=click.IntRange(100), help="Jobs of a drain.  [default: 5000, quick: 3000]")
+@click.option("--only", multiple=True, type=click.Choice(list(SYSTEMS)), help="This system alone; may be repeated.")
+@click.option("--no-recovery", is_flag=True, help="Leave out the kills.")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("bench/results.json"))
+def main(
+    *, quick: bool, reps: int | None, jobs: int | None, only: tuple[str, ...], no_recovery: bool, output: Path
+) -> None:
+    """Measure on private servers; ends with 1 when a run did not have exactly one effect per job."""
+    sizes = Sizes(jobs or (3000 if quick else 5000), 8 if quick else 20)
+    reps = reps or (1 if quick else 3)
+    names = only or tuple(SYSTEMS)
+    logs = ROOT / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    runs: dict[str, list[Figures]] = {name: [] for name in names}
+    with temporary_stack(ROOT, valkey=False) as stack:
+        servers = Servers(stack)
+        servers.refresh()
+        about = {"machine": machine(), "versions": {**servers.versions(), **packages()}}
+        for repetition in range(1, reps + 1):
+            for name in names:
+                run = Run(Programs(SYSTEMS[name], servers, logs), servers, sizes)
+                found = run.repetition()
+                if not (quick or no_recovery):
+                    found["recovery"] = run.recovery()
+                runs[name].append(found)
+                click.echo(f"{time.strftime('%H:%M:%S')} {repetition}/{reps} {name}: {line(found)}", err=True)
+                results = combine(about, runs, sizes)
+                output.write_text(json.dumps(results, indent=1) + "\n")
+    print(report.table(results))
+    print(f"\n{machine()}\n{about['versions']}\nwritten to {output}")
+    sys.exit(any("broken" in system for system in results["systems"].values()))
+
+
+def combine(about: dict[str, Any], runs: dict[str, list[Figures]], sizes: Sizes) -> dict[str, Any]:
+    """The content of results.json."""
+    return {
+        **about,
+        "jobs": sizes.jobs,
+        "settings": {name: SYSTEMS[name].settings for name in runs},
+        "systems": {name: report.summary(found) for name, found in runs.items() if found},
+        "ratios": report.ratios(runs),
+        "runs": runs,
+    }
+
+
+def line(found: Figures) -> str:
+    """One repetition in one line."""
+    values = " ".join(f"{name}={value:.4g}" for name, value in report.figures(found).items())
+    broken = found.get("broken") or found.get("recovery", {}).get("broken")
+    return f"{values} BROKEN: {broken}" if broken else values
+
+
+def machine() -> str:
+    """Processors, memory, system and date."""
+    memory = psutil.virtual_memory().total / 2**30
+    return (
+        f"{psutil.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}, "
+        f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"
+    )
+
+
+def packages() -> dict[str, str]:
+    """Versions of what is compared and of what carries it."""
+    return {name: version(name) for name in PACKAGES}
+
+
+if __name__ == "__main__":
+    main()
