@@ -11,21 +11,21 @@ from celery.worker.consumer.tasks import Tasks
 
 from app.journal import JournalWriter
 from tasks.headers import COPY
-from tasks.services import journal
+from tasks.services import journal, services
 
 NO_DELAYED_DELIVERY = "celery.worker.consumer.delayed_delivery:DelayedDelivery"
 
 
-class DurableConsumer(Consumer):  # type: ignore[misc]  # celery has no types
+class DurableConsumer(Consumer):
     """No native delayed delivery: later work waits in the database, never as a message."""
 
-    class Blueprint(Consumer.Blueprint):  # type: ignore[misc]
+    class Blueprint(Consumer.Blueprint):
         """Celery's steps but one."""
 
         default_steps = tuple(step for step in Consumer.Blueprint.default_steps if step != NO_DELAYED_DELIVERY)
 
 
-class NoteSettlements(bootsteps.StartStopStep):  # type: ignore[misc]
+class NoteSettlements(bootsteps.StartStopStep):
     """Journal `ack_sent` and `reject_sent` where the frame is really written, with its delivery tag."""
 
     requires = (Tasks,)
@@ -39,7 +39,7 @@ class NoteSettlements(bootsteps.StartStopStep):  # type: ignore[misc]
 def noting(kind: type, journal: JournalWriter) -> type:
     """A subclass of the transport's message class whose settlements are journaled once they were sent."""
 
-    class NotingMessage(kind):  # type: ignore[misc]
+    class NotingMessage(kind):
         """A message that notes what was sent about it."""
 
         def ack(self, multiple: bool = False) -> None:
@@ -65,6 +65,7 @@ def noting(kind: type, journal: JournalWriter) -> type:
                 copy=headers[COPY],
                 delivery_tag=str(self.delivery_tag),
                 redelivered=bool(self.delivery_info.get("redelivered")),
+                worker_id=services().keeper.worker_id,
                 reason=reason,
             )
 

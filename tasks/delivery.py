@@ -34,7 +34,7 @@ def delivery_of(request: Any) -> Delivery:
     )
 
 
-class DurableRequest(Request):  # type: ignore[misc]  # celery has no types
+class DurableRequest(Request):
     """A delivery of a durable job: tells the child its tag, and turns a lost child into an expired job."""
 
     reported_lost = False

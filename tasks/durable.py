@@ -26,7 +26,7 @@ from tasks.topology import work_queue
 P = ParamSpec("P")
 
 
-class DurableTask(Task):  # type: ignore[misc]  # celery has no types
+class DurableTask(Task):
     """One job type as a Celery task. Its messages carry no arguments: they wake up a job by its id."""
 
     Request = "tasks.delivery:DurableRequest"

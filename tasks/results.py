@@ -34,7 +34,7 @@ CELERY_STATES = {
 POLL_FIRST_S, POLL_MAX_S = 0.02, 0.5
 
 
-class JobResults(SyncBackendMixin, Backend):  # type: ignore[misc]  # celery has no types
+class JobResults(SyncBackendMixin, Backend):
     """`AsyncResult` answers from `jobs`. An id that is no job is PENDING, as everywhere in Celery."""
 
     supports_autoexpire = True  # retention is `deadsure prune`, not Celery's

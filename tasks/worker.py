@@ -76,7 +76,7 @@ def leave(**_: Any) -> None:
     end_services()
 
 
-class DurableServices(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no types
+class DurableServices(bootsteps.StartStopStep):
     """Starts the threads after the pool has forked its children."""
 
     requires = ("celery.worker.components:Pool",)

@@ -12,7 +12,7 @@ import click
 from psycopg2.extensions import connection as PgConnection
 
 from app import story, submit
-from app.cli.output import json_option, print_fields, print_json, print_table, reporting_errors
+from app.cli.output import json_option, print_events, print_fields, print_json, print_table, reporting_errors
 from app.domain.cli import seed
 from app.job_types import find
 from app.settings import Settings, settings
@@ -118,7 +118,8 @@ def show_job(job_id: UUID, as_json: bool) -> None:
         click.echo()
         print_fields({f"debt.{k}": v for k, v in debt.items()})
     click.echo()
-    print_table("journal", story.EVENT_COLUMNS, [list(event.values()) for event in journal])
+    click.echo("journal (UTC)")
+    print_events(journal)
 
 
 @deadsure.group("jobs")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 import click
 import psycopg2
 from pydantic import ValidationError
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy.exc import DBAPIError
@@ -22,6 +23,9 @@ from db.session import DatabaseUrlError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+WHOLE = ("job_id", "created_at", "changed_at")  # never broken over lines: people copy them
+MIN_WIDTH = 160  # of a table in a file or a pipe
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
@@ -42,10 +46,25 @@ def print_json(value: Any) -> None:
 
 def print_table(title: str, columns: Sequence[str], entries: Sequence[Sequence[Any]]) -> None:
     """A table; empty cells for None."""
-    table = Table(*columns, title=title, title_justify="left", header_style="bold")
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=column in WHOLE)
     for entry in entries:
         table.add_row(*["" if cell is None else cell_text(cell) for cell in entry])
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, MIN_WIDTH) if not console.is_terminal else console.width
+    console.print(table)
+
+
+def print_events(events: Sequence[Mapping[str, Any]]) -> None:
+    """The journal, one line for each event: time, event, and what else is known."""
+    for event in events:
+        known = {name: value for name, value in event.items() if value is not None}
+        at, word = known.pop("at"), known.pop("event")
+        if "worker_id" in known:
+            known["worker_id"] = str(known["worker_id"])[:8]
+        details = "  ".join(f"{name}={value}" for name, value in known.items())
+        click.echo(f"{cell_text(at)}  {word:<16} {details}".rstrip())
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
@@ -59,7 +78,7 @@ def print_fields(fields: Mapping[str, Any]) -> None:
 def cell_text(value: Any) -> str:
     """A value for people: times in seconds, UTC."""
     if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="milliseconds")
+        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     return str(value)
 
 
