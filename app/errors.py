@@ -54,6 +54,18 @@ class JobCancelled(DeadsureError):
     """Raised by `AsyncResult.get()` for a cancelled job."""
 
 
+class TransientError(DeadsureError):
+    """Raised by a handler: try again later. `retry_after_s`: not sooner than this many seconds."""
+
+    def __init__(self, *args: object, retry_after_s: float | None = None) -> None:
+        super().__init__(*args)
+        self.retry_after_s = retry_after_s
+
+
+class UncertainError(DeadsureError):
+    """Raised by a handler that cannot tell whether its effect happened."""
+
+
 class UncertainEffect(DeadsureError):
     """Raised by `job.call` when an earlier attempt started this call and nobody knows whether it took effect.
 

@@ -1,31 +1,83 @@
-"""What an error means for the job: a decision as a value, and a safe account of the error.
+"""What an error means for the job: its class, and a decision as a value.
 
 A reason names the error's type and the place in the handler's code, never its message: messages quote payloads.
 """
 
 from __future__ import annotations
 
+import email.utils
 import hashlib
+import smtplib
 import sys
+import time
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 
+import httpx
+import psycopg2
 from pydantic import ValidationError
+from sqlalchemy.exc import DBAPIError
 
-from app.errors import IdempotencyConflict, InvalidPayload, UncertainEffect, UnrecoverableError
+from app.errors import (
+    IdempotencyConflict,
+    InvalidPayload,
+    PayloadTooLarge,
+    TransientError,
+    UncertainEffect,
+    UncertainError,
+    UnrecoverableError,
+    UnsupportedOption,
+)
 from app.retry_policy import RetryPolicy
 
 INSTALLED = tuple({str(Path(p).resolve()) for p in (sys.prefix, sys.base_prefix)})
 OWN = str(Path(__file__).parent)
-PERMANENT = (UnrecoverableError, ValidationError, IdempotencyConflict, InvalidPayload)
+
+
+class Failure(StrEnum):
+    """The class of an error, as the journal names it."""
+
+    TRANSIENT = "transient"
+    UNCERTAIN = "uncertain"
+    PERMANENT = "permanent"
+
+
+Classifier = Callable[[BaseException], Failure | None]
+
+BY_TYPE: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Failure], ...] = (
+    (TransientError, Failure.TRANSIENT),
+    ((UncertainError, UncertainEffect), Failure.UNCERTAIN),
+    (
+        (UnrecoverableError, ValidationError, IdempotencyConflict, InvalidPayload, PayloadTooLarge, UnsupportedOption),
+        Failure.PERMANENT,
+    ),
+    # Nothing was sent yet, or it was refused at the door.
+    ((httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError), Failure.TRANSIENT),
+    ((httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects), Failure.PERMANENT),
+    # The request was on its way: the other side may have acted on it.
+    ((httpx.TimeoutException, httpx.TransportError), Failure.UNCERTAIN),
+    ((smtplib.SMTPConnectError, smtplib.SMTPHeloError), Failure.TRANSIENT),
+    (smtplib.SMTPServerDisconnected, Failure.UNCERTAIN),
+    (smtplib.SMTPNotSupportedError, Failure.PERMANENT),
+    (ConnectionRefusedError, Failure.TRANSIENT),
+    ((ConnectionError, TimeoutError), Failure.UNCERTAIN),
+)
+TRY_AGAIN_STATUS = (408, 425, 429)
+SERVER_ERROR, CLIENT_ERROR = 500, 400
+SMTP_PERMANENT = 500
+# Data that this database will refuse every time: SQLSTATE classes 22 (data), 42 (syntax, unknown table).
+PERMANENT_SQLSTATES = ("22", "42")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """`delay_s` is None when the job is to be quarantined. `failed` says whether a failure is counted."""
+    """`delay_s` is None when the job is to be quarantined; `failed` says whether a failure is counted."""
 
+    failure: Failure
     cause: str
     reason: str
     fingerprint: str
@@ -33,16 +85,97 @@ class Decision:
     failed: bool = True
 
 
-def decide(error: BaseException, failures: int, limit: int, policy: RetryPolicy) -> Decision:
-    """Retry or quarantine, after `failures` earlier failed attempts of at most `limit`."""
+@dataclass(frozen=True)
+class History:
+    """What the decision depends on beside the error: earlier failures, their limit, age and last delay (seconds)."""
+
+    failures: int
+    limit: int
+    age_s: float = 0.0
+    last_s: float | None = None
+
+
+def classify(error: BaseException, own: Classifier | None = None) -> Failure:
+    """The class of an error: the job type's own classifier first; an unknown exception is transient, and bounded."""
+    if own is not None and (said := own(error)) is not None:
+        return Failure(said)
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        again = status in TRY_AGAIN_STATUS or status >= SERVER_ERROR or status < CLIENT_ERROR
+        return Failure.TRANSIENT if again else Failure.PERMANENT
+    if (code := smtp_code(error)) is not None:
+        return Failure.PERMANENT if code >= SMTP_PERMANENT else Failure.TRANSIENT
+    for kinds, failure in BY_TYPE:
+        if isinstance(error, kinds):
+            return failure
+    if (state := sqlstate(error)) is not None and state[:2] in PERMANENT_SQLSTATES:
+        return Failure.PERMANENT
+    return Failure.TRANSIENT
+
+
+def smtp_code(error: BaseException) -> int | None:
+    """The reply code of an SMTP error; of several refused recipients the one most worth trying again."""
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        return min((code for code, _ in error.recipients.values()), default=SMTP_PERMANENT)
+    if isinstance(error, smtplib.SMTPResponseException) and not isinstance(error, smtplib.SMTPConnectError):
+        return int(error.smtp_code)
+    return None
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """PostgreSQL's error code, through SQLAlchemy or not."""
+    original = error.orig if isinstance(error, DBAPIError) else error
+    return original.pgcode if isinstance(original, psycopg2.Error) else None
+
+
+def retry_after_s(error: BaseException) -> float | None:
+    """What the other side asked for, in seconds: an attribute `retry_after_s`, or HTTP's Retry-After (number or date)."""
+    asked = getattr(error, "retry_after_s", None)
+    if isinstance(asked, int | float):
+        return float(asked)
+    if isinstance(error, httpx.HTTPStatusError):
+        return parse_retry_after(error.response.headers)
+    return None
+
+
+def parse_retry_after(headers: Mapping[str, str]) -> float | None:
+    """RFC 9110 §10.2.3: a number of seconds or an HTTP date; None when absent or unreadable."""
+    text = headers.get("retry-after", "").strip()
+    if text.isdecimal():
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None
+
+
+def decide(
+    error: BaseException,
+    history: History,
+    policy: RetryPolicy,
+    own: Classifier | None = None,
+    *,
+    uncertain_may_retry: bool = False,
+) -> Decision:
+    """Retry or quarantine. An uncertain error is retried only where asking or repeating is safe."""
+    failure = classify(error, own)
     reason, fingerprint = account(error)
-    if isinstance(error, UncertainEffect):
-        return Decision("uncertain", reason, fingerprint, None)
-    if isinstance(error, PERMANENT):
-        return Decision("permanent", reason, fingerprint, None)
-    if failures + 1 >= limit:
-        return Decision("attempts_spent", reason, fingerprint, None)
-    return Decision("transient", reason, fingerprint, policy.delay_s(failures + 1))
+
+    def quarantined(cause: str) -> Decision:
+        return Decision(failure, cause, reason, fingerprint, None)
+
+    if failure is Failure.PERMANENT:
+        return quarantined("permanent")
+    if failure is Failure.UNCERTAIN and not uncertain_may_retry:
+        return quarantined("uncertain")
+    if history.failures + 1 >= history.limit:
+        return quarantined("attempts_spent")
+    delay = policy.delay_s(
+        history.failures + 1, last_s=history.last_s, retry_after_s=retry_after_s(error)
+    )
+    if policy.deadline_s is not None and history.age_s + delay > policy.deadline_s:
+        return quarantined("deadline")
+    return Decision(failure, failure.value, reason, fingerprint, delay)
 
 
 def account(error: BaseException) -> tuple[str, str]:
@@ -58,7 +191,7 @@ def own_frames(trace: TracebackType | None) -> list[str]:
     frames = []
     for frame in traceback.extract_tb(trace):
         path = Path(frame.filename)
-        if path.parent == Path(OWN) or any(frame.filename.startswith(p) for p in INSTALLED):
+        if str(path.parent) == OWN or any(frame.filename.startswith(p) for p in INSTALLED):
             continue
         frames.append(f"{path.name}:{frame.name}")
     return frames

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from app.effects import Check
 from app.errors import ConfigurationError, UnknownJobType
+from app.failures import Classifier
 from app.retry_policy import RetryPolicy
 
 Mode = Literal["leased", "atomic"]
@@ -22,6 +24,10 @@ class JobType:
     `mode`: `leased` commits the claim before the effect; `atomic` has one commit for claim, effect and success.
     `time_limit_s`: hard limit of one attempt. `expire_early`: whether a missing session of the owner may end its
     lease early; set it to False for an external effect that has neither idempotency key nor status question.
+    `soft_time_limit_s`: raises SoftTimeLimitExceeded in the handler, a transient failure. `classify` sorts errors that
+    the defaults do not know. `check(name, key, payload)` asks the other side about a call that was cut off;
+    `on_uncertain` decides when nobody can be asked and the other side takes no key. `foreign`: messages of clients that
+    have only the broker are adopted.
     """
 
     name: str
@@ -36,6 +42,11 @@ class JobType:
     max_stalls: int = 3
     expire_early: bool = True
     key: Callable[[Any], str] | None = None
+    soft_time_limit_s: float | None = None
+    classify: Classifier | None = None
+    check: Check | None = None
+    on_uncertain: Literal["quarantine", "retry"] = "quarantine"
+    foreign: bool = False
 
     def __post_init__(self) -> None:
         if self.mode == "atomic" and self.time_limit_s > ATOMIC_LIMIT_S:

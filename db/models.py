@@ -89,6 +89,9 @@ class Job(Base):
     child_pid: Mapped[int | None]
     expire_early: Mapped[bool] = mapped_column(server_default=TRUE)
     not_before: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+    parked_at: Mapped[datetime | None]
+    checkpoint: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
     cancel_requested: Mapped[bool] = mapped_column(server_default=FALSE)
     cause: Mapped[str | None]
     reason: Mapped[str | None]
@@ -131,7 +134,11 @@ class Job(Base):
 
 
 class Outbox(Base):
-    """A debt: somebody must wake this job up. The claim pays it, not the send."""
+    """A debt, for each job at most one.
+
+    `wake`: somebody must wake this job up; its claim pays. `trace`: a quarantined job's dead letter is missing; the
+    intake pays. `episode` is the quarantine that a dead letter of this message would belong to.
+    """
 
     __tablename__ = "outbox"
 
@@ -142,6 +149,8 @@ class Outbox(Base):
     priority: Mapped[int] = mapped_column(SmallInteger, server_default=ZERO)
     correlation_id: Mapped[str]
     trace_context: Mapped[str | None]
+    kind: Mapped[str] = mapped_column(server_default="wake")
+    episode: Mapped[int] = mapped_column(SmallInteger, server_default=text("1"))
     sends: Mapped[int] = mapped_column(server_default=ZERO)
     due_at: Mapped[datetime] = mapped_column(server_default=NOW)
     sent_at: Mapped[datetime | None]
@@ -151,6 +160,7 @@ class Outbox(Base):
 
     __table_args__ = (
         CheckConstraint("sends >= 0", name="sends_not_negative"),
+        CheckConstraint("kind IN ('wake', 'trace')", name="kind_known"),
         CheckConstraint("(sends = 0) = (sent_at IS NULL)", name="sent_has_time"),
         Index(
             "ix_outbox_first",
@@ -269,10 +279,18 @@ class DeadLetter(Base):
     episode: Mapped[int | None] = mapped_column(SmallInteger)
     copy: Mapped[int | None]
     headers: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    properties: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     body: Mapped[bytes]
+    truncated: Mapped[bool] = mapped_column(server_default=FALSE)
+    reason: Mapped[str]
+    source: Mapped[str] = mapped_column(server_default="broker")
     received_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
-    __table_args__ = (UniqueConstraint("job_id", "episode", "copy"),)
+    __table_args__ = (
+        UniqueConstraint("job_id", "episode", "copy"),
+        CheckConstraint("source IN ('broker', 'task layer')", name="source_known"),
+        Index("ix_dead_letters_received", "received_at"),
+    )
 
 
 class Batch(Base):
@@ -299,6 +317,16 @@ class JobTombstone(Base):
     payload_digest: Mapped[bytes]
     result_key: Mapped[str | None]
     pruned_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class JobAlias(Base):
+    """A task id under which a foreign client asks for a job that another id already stood for."""
+
+    __tablename__ = "job_aliases"
+
+    alias_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[UUID]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
 class SchemaCompatibility(Base):
