@@ -61,8 +61,8 @@ class Programs:
 
     def start_relay(self) -> subprocess.Popen[bytes]:
         """`deadsure relay`, knowing the benchmark's job types."""
-        code = f"import {self.system.module}, tasks.cli; tasks.cli.main()"
-        return self._start([sys.executable, "-c", code, "relay"])
+        code = f"import {self.system.module}; from tasks.commands import deadsure; deadsure(['relay'])"
+        return self._start([sys.executable, "-c", code])
 
     def stop_worker(self) -> None:
         """SIGTERM; SIGKILL for all of it when it does not end in time."""

@@ -18,6 +18,7 @@ WORK_ARGUMENTS: dict[str, Any] = {
     "x-dead-letter-routing-key": QUARANTINE_QUEUE,
     "x-dead-letter-strategy": "at-least-once",
     "x-overflow": "reject-publish",
+    "x-delivery-limit": 20,  # a backstop far above our own crash limit: even then the message is dead-lettered
 }
 QUARANTINE_ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-overflow": "reject-publish"}
 
