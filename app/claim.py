@@ -32,7 +32,7 @@ WITH owner AS (
        FOR NO KEY UPDATE SKIP LOCKED
 ), job AS (
     UPDATE jobs SET state = 'running', attempt = attempt + 1, worker_id = owner.worker_id, child_pid = %(pid)s,
-                    changed_at = clock_timestamp()
+                    parked_at = NULL, changed_at = clock_timestamp()
       FROM candidate, owner
      WHERE jobs.job_id = candidate.job_id AND state IN ('queued', 'retry_wait')
     RETURNING jobs.*
@@ -43,7 +43,9 @@ WITH owner AS (
     SELECT job_id, word, attempt, %(copy)s, %(delivery_tag)s, %(redelivered)s, worker_id
       FROM job, (VALUES (1, 'received'), (2, 'claim')) AS words (place, word) ORDER BY place
 )
-SELECT attempt, payload, type, schema_version, failures, max_failures, correlation_id FROM job
+SELECT attempt, payload, type, schema_version, failures, max_failures, correlation_id, checkpoint,
+       extract(epoch FROM clock_timestamp() - created_at)::float8
+  FROM job
 """
 # The lock comes before the savepoint, or rolling back to the savepoint would give the row away (H13).
 BEGIN_ATOMIC = """
@@ -53,19 +55,19 @@ SELECT set_config('deadsure.held', (SELECT count(*) FROM (
        AND (not_before IS NULL OR not_before <= clock_timestamp())
        FOR NO KEY UPDATE SKIP LOCKED) AS held)::text, true);
 SAVEPOINT effect;
-SELECT attempt + 1, payload, jobs.type, jobs.schema_version, failures, max_failures, jobs.correlation_id
+SELECT attempt + 1, payload, jobs.type, jobs.schema_version, failures, max_failures, jobs.correlation_id, checkpoint,
+       extract(epoch FROM clock_timestamp() - jobs.created_at)::float8
   FROM jobs JOIN outbox USING (job_id), workers
  WHERE jobs.job_id = %(job_id)s AND current_setting('deadsure.held') = '1' AND outbox.sends = 1
    AND workers.worker_id = %(worker_id)s AND workers.lost_at IS NULL AND workers.stopped_at IS NULL
    AND workers.lease_until > clock_timestamp()
 """
 LOOK = """
-SELECT jobs.state::text, coalesce(not_before > clock_timestamp(), false), attempt, jobs.worker_id, episode,
-       (SELECT dead_lettered_at IS NOT NULL FROM quarantine_entries entry
-         WHERE entry.job_id = jobs.job_id AND entry.episode = jobs.episode),
-       (SELECT count(*) FROM workers WHERE worker_id = %(worker_id)s AND lost_at IS NULL AND stopped_at IS NULL
-           AND lease_until > clock_timestamp()),
-       cause
+SELECT jobs.state::text, coalesce(not_before > clock_timestamp(), false),
+       episode = %(episode)s AND EXISTS (
+           SELECT FROM outbox debt WHERE debt.job_id = jobs.job_id AND kind = 'trace' AND debt.episode = jobs.episode),
+       EXISTS (SELECT FROM workers WHERE worker_id = %(worker_id)s AND lost_at IS NULL AND stopped_at IS NULL
+                  AND lease_until > clock_timestamp())
   FROM jobs WHERE jobs.job_id = %(job_id)s
 """
 RECEIVED = """
@@ -89,10 +91,14 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One delivery of one copy. `redelivered_known` is False on brokers whose flag cannot be trusted."""
+    """One delivery of one copy. `redelivered_known` is False on brokers whose flag cannot be trusted.
+
+    `episode`: the quarantine that this message's dead letter would belong to.
+    """
 
     job_id: UUID
     copy: int
+    episode: int
     delivery_tag: str | None
     redelivered: bool
     redelivered_known: bool
@@ -111,6 +117,8 @@ class Claimed:
     failures: int
     max_failures: int
     correlation_id: str
+    checkpoint: Any
+    age_s: float
 
 
 def parameters(delivery: Delivery, worker_id: UUID, pid: int) -> dict[str, Any]:
@@ -120,6 +128,7 @@ def parameters(delivery: Delivery, worker_id: UUID, pid: int) -> dict[str, Any]:
         "worker_id": str(worker_id),
         "pid": pid,
         "copy": delivery.copy,
+        "episode": delivery.episode,
         "delivery_tag": delivery.delivery_tag,
         "redelivered": delivery.redelivered,
     }
@@ -150,11 +159,11 @@ def look(connection: PgConnection, delivery: Delivery, worker_id: UUID) -> Refus
     row = one(connection, LOOK, parameters(delivery, worker_id, 0))
     if row is None:
         return Refusal.UNKNOWN
-    state, early, _attempt, _owner, _episode, traced, lease, _cause = row
+    state, early, untraced, lease = row
     if state in (State.SUCCEEDED, State.CANCELLED):
         return Refusal.FINISHED
     if state == State.QUARANTINED:
-        return Refusal.QUARANTINED_TRACED if traced else Refusal.QUARANTINED
+        return Refusal.QUARANTINED if untraced else Refusal.QUARANTINED_TRACED
     if state == State.RUNNING:
         return Refusal.OWNED
     if early:

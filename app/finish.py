@@ -49,14 +49,15 @@ WITH job AS (
                     cause = %(cause)s, reason = %(reason)s, changed_at = clock_timestamp(),
                     finished_at = CASE WHEN cancel_requested THEN clock_timestamp() END
      WHERE job_id = %(job_id)s AND {guard}
-    RETURNING job_id, attempt, queue, type, schema_version, priority, correlation_id, trace_context, not_before, state
+    RETURNING jobs.*
 ), paid AS (
     DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id AND job.state = 'cancelled'
 ), debt AS (
-    INSERT INTO outbox (job_id, queue, type, schema_version, priority, correlation_id, trace_context, due_at)
-    SELECT job_id, queue, type, schema_version, priority, correlation_id, trace_context, not_before
+    INSERT INTO outbox (job_id, queue, type, schema_version, priority, correlation_id, trace_context, episode, due_at)
+    SELECT job_id, queue, type, schema_version, priority, correlation_id, trace_context, episode + 1, not_before
       FROM job WHERE state = 'retry_wait'
-    ON CONFLICT (job_id) DO UPDATE SET due_at = excluded.due_at, sends = 0, sent_at = NULL
+    ON CONFLICT (job_id) DO UPDATE
+       SET kind = 'wake', episode = excluded.episode, due_at = excluded.due_at, sends = 0, sent_at = NULL
 ), journal AS ({journal})
 SELECT 1 / count(*) FROM job
 """
@@ -66,9 +67,15 @@ WITH job AS (
                     failures = failures + %(failed)s, episode = episode + 1, not_before = NULL,
                     cause = %(cause)s, reason = %(reason)s, changed_at = clock_timestamp()
      WHERE job_id = %(job_id)s AND {guard}
-    RETURNING job_id, attempt, episode, cause, reason
-), paid AS (
-    DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id
+    RETURNING jobs.*
+), trace AS (
+    INSERT INTO outbox (job_id, kind, queue, type, schema_version, priority, correlation_id, trace_context, episode,
+                        due_at)
+    SELECT job_id, 'trace', queue, type, schema_version, priority, correlation_id, trace_context, episode,
+           clock_timestamp() + make_interval(secs => %(offer_s)s)
+      FROM job
+    ON CONFLICT (job_id) DO UPDATE
+       SET kind = 'trace', episode = excluded.episode, due_at = excluded.due_at, sends = 0, sent_at = NULL
 ), entry AS (
     INSERT INTO quarantine_entries (job_id, episode, cause, fingerprint, reason, attempt)
     SELECT job_id, episode, cause, %(fingerprint)s, reason, attempt FROM job

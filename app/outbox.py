@@ -4,6 +4,8 @@
 the row never waits for a broker (H4), and of a crash between take and publish only a gap remains. The copy number in
 the message is `sends`, so the claim can tell the first copy of a debt from all others (H3).
 
+A quarantined job's missing dead letter is a debt of the same kind, offered a bounded number of times (H2).
+
 An early resend needs evidence that messages were lost. An empty queue is none (H1): prefetched messages are not in it.
 """
 
@@ -20,6 +22,7 @@ from app.settings import Settings
 from app.submit import CHANNEL
 from db.session import one, rows
 
+TRACE_OFFERS = 8  # a dead letter that is still missing after so many offers is reported, not offered for ever
 LISTEN = f"LISTEN {CHANNEL}"
 # First sends refill the window of unpaid deliveries by quarters, highest priority first; resends are in it already.
 TAKE = """
@@ -41,9 +44,11 @@ WITH room AS (
 )
 UPDATE outbox
    SET sends = sends + 1, sent_at = clock_timestamp(), returned_at = NULL, returned_reason = NULL,
-       due_at = clock_timestamp() + make_interval(secs => least(%(first_s)s * 2.0 ^ least(sends, 30), %(max_s)s))
+       due_at = CASE WHEN kind = 'trace' AND sends + 1 >= %(offers)s THEN 'infinity'
+                     ELSE clock_timestamp()
+                          + make_interval(secs => least(%(first_s)s * 2.0 ^ least(sends, 30), %(max_s)s)) END
  WHERE job_id IN (SELECT job_id FROM first_sends UNION ALL SELECT job_id FROM resends)
-RETURNING job_id, type, schema_version, priority, correlation_id, trace_context, sends
+RETURNING job_id, kind, type, schema_version, priority, correlation_id, trace_context, episode, sends
 """
 NEXT_DUE = """
 SELECT extract(epoch FROM least(
@@ -58,7 +63,8 @@ EVIDENCE = """
 UPDATE outbox
    SET due_at = least(due_at, greatest(clock_timestamp(),
                       sent_at + make_interval(secs => %(age_s)s * 2.0 ^ least(sends - 1, 30))))
- WHERE job_id IN (SELECT job_id FROM outbox WHERE queue = %(queue)s AND sends > 0 FOR NO KEY UPDATE SKIP LOCKED)
+ WHERE job_id IN (SELECT job_id FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity'
+                   FOR NO KEY UPDATE SKIP LOCKED)
 """
 RETURNED = """
 WITH lost AS (
@@ -79,11 +85,13 @@ class Debt:
     """One message to publish; `copy` counts the publishes of this debt from 1."""
 
     job_id: UUID
+    kind: str
     type: str
     version: int
     priority: int
     correlation_id: str
     trace_context: str | None
+    episode: int
     copy: int
 
 
@@ -95,6 +103,7 @@ def take(connection: PgConnection, queue: str, settings: Settings) -> list[Debt]
         "window": settings.window,
         "first_s": settings.resend_first_s,
         "max_s": settings.resend_max_s,
+        "offers": TRACE_OFFERS,
     }
     return [Debt(*row) for row in rows(connection, TAKE, values)]
 

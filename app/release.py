@@ -22,9 +22,11 @@ WITH job AS (
      WHERE job_id = %(job_id)s AND state = 'running' AND worker_id = %(worker_id)s AND child_pid = %(pid)s
     RETURNING jobs.*
 ), debt AS (
-    INSERT INTO outbox (job_id, queue, type, schema_version, priority, correlation_id, trace_context)
-    SELECT job_id, queue, type, schema_version, priority, correlation_id, trace_context FROM job WHERE state = 'queued'
-    ON CONFLICT (job_id) DO UPDATE SET due_at = excluded.due_at, sends = 0, sent_at = NULL
+    INSERT INTO outbox (job_id, queue, type, schema_version, priority, correlation_id, trace_context, episode)
+    SELECT job_id, queue, type, schema_version, priority, correlation_id, trace_context, episode + 1
+      FROM job WHERE state = 'queued'
+    ON CONFLICT (job_id) DO UPDATE
+       SET kind = 'wake', episode = excluded.episode, due_at = excluded.due_at, sends = 0, sent_at = NULL
 ), journal AS (
     INSERT INTO job_events (job_id, event, attempt, worker_id, reason)
     SELECT job_id, 'release', attempt, %(worker_id)s, %(reason)s FROM job

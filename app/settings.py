@@ -48,6 +48,12 @@ class Settings:
     batch: int = setting("DEADSURE_BATCH", 200, "debts a relay takes in one statement")
     confirm_timeout_s: float = setting("DEADSURE_CONFIRM_TIMEOUT_S", 15.0, "longest wait for publisher confirms")
     prefetch: int = setting("DEADSURE_PREFETCH", 4, "deliveries held per worker process")
+    park_grace_s: float = setting(
+        "DEADSURE_PARK_GRACE_S", 600.0, "how long a type or version that nobody here knows may wait for a worker"
+    )
+    shutdown_grace_s: float = setting(
+        "DEADSURE_SHUTDOWN_GRACE_S", 60.0, "how long running jobs may go on after SIGTERM before they are released"
+    )
     payload_limit: int = setting("DEADSURE_PAYLOAD_LIMIT", 65536, "largest payload in bytes of JSON")
     submit_timeout_s: float = setting("DEADSURE_SUBMIT_TIMEOUT_S", 10.0, "longest a submit may wait for the database")
     pooled: bool = setting("DEADSURE_POOLED", False, "sessions go through a pooler: only the lease proves death")

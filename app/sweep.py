@@ -74,15 +74,23 @@ WITH gone AS (
      WHERE jobs.job_id = gone.job_id AND state = 'running' AND worker_id = %(worker_id)s
     RETURNING jobs.*
 ), debt AS (
-    INSERT INTO outbox (job_id, queue, type, schema_version, priority, correlation_id, trace_context)
-    SELECT job_id, queue, type, schema_version, priority, correlation_id, trace_context FROM job WHERE state = 'queued'
-    ON CONFLICT (job_id) DO UPDATE SET due_at = excluded.due_at, sends = 0, sent_at = NULL
+    INSERT INTO outbox (job_id, queue, type, schema_version, priority, correlation_id, trace_context, episode)
+    SELECT job_id, queue, type, schema_version, priority, correlation_id, trace_context, episode + 1
+      FROM job WHERE state = 'queued'
+    ON CONFLICT (job_id) DO UPDATE
+       SET kind = 'wake', episode = excluded.episode, due_at = excluded.due_at, sends = 0, sent_at = NULL
+), trace AS (
+    INSERT INTO outbox (job_id, kind, queue, type, schema_version, priority, correlation_id, trace_context, episode)
+    SELECT job_id, 'trace', queue, type, schema_version, priority, correlation_id, trace_context, episode
+      FROM job WHERE state = 'quarantined'
+    ON CONFLICT (job_id) DO UPDATE
+       SET kind = 'trace', episode = excluded.episode, due_at = excluded.due_at, sends = 0, sent_at = NULL
 ), entry AS (
     INSERT INTO quarantine_entries (job_id, episode, cause, fingerprint, reason, attempt)
     SELECT job_id, episode, cause, cause, reason, attempt FROM job WHERE state = 'quarantined'
 ), journal AS (
     INSERT INTO job_events (job_id, event, attempt, worker_id, reason)
-    SELECT job_id, word, attempt, %(worker_id)s, reason
+    SELECT job_id, word, attempt, %(worker_id)s, %(proof)s || ': ' || reason
       FROM job, unnest(CASE WHEN state = 'quarantined' THEN ARRAY['expire', 'quarantined'] ELSE ARRAY['expire'] END)
            WITH ORDINALITY AS words (word, place) ORDER BY job_id, place
 )
@@ -188,6 +196,7 @@ def expire_values(worker_id: UUID, cause: str) -> dict[str, Any]:
     return {
         "worker_id": str(worker_id),
         "cause": code,
+        "proof": cause,
         "reason": reason,
         "crash": crash,
         "stall": stall,

@@ -16,7 +16,7 @@ from kombu.message import Message
 
 from app.claim import Delivery
 from app.settings import settings
-from tasks.headers import COPY, TAG
+from tasks.headers import COPY, EPISODE, TAG
 from tasks.services import reaper
 
 LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
@@ -28,6 +28,7 @@ def delivery_of(request: Any) -> Delivery:
     return Delivery(
         job_id=uuid.UUID(request.id),
         copy=int(request.get(COPY) or 0),
+        episode=int(request.get(EPISODE) or 0),
         delivery_tag=request.get(TAG),
         redelivered=bool(info.get("redelivered")),
         redelivered_known=settings().broker_is_amqp,

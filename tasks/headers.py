@@ -1,5 +1,6 @@
 """The message headers that are Deadsure's own."""
 
 COPY = "deadsure_copy"
+EPISODE = "deadsure_episode"
 VERSION = "deadsure_version"
 TAG = "deadsure_delivery_tag"  # added by the main process for its child; never on the wire

@@ -23,7 +23,7 @@ from kombu.exceptions import ChannelError
 
 from app.errors import DeadsureError
 from app.outbox import Debt
-from tasks.headers import COPY, VERSION
+from tasks.headers import COPY, EPISODE, VERSION
 from tasks.topology import EXCHANGE, quarantine_queue, work_queue
 
 BODY = json.dumps([[], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
@@ -62,6 +62,7 @@ def headers(debt: Debt) -> dict[str, Any]:
         "origin": "deadsure",
         "ignore_result": True,
         COPY: debt.copy,
+        EPISODE: debt.episode,
         VERSION: debt.version,
         "occurred_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
