@@ -103,6 +103,7 @@ class Relay(threading.Thread):
                 self._loss.clear()
                 for queue in self._queues:
                     outbox.note_loss(self._database, queue, self._settings.evidence_age_s)
+            self._database.notifies.clear()
             moved = sum(self._pay(queue) for queue in self._queues)
             tries = 0
             if moved >= self._settings.batch:
@@ -147,7 +148,12 @@ class Relay(threading.Thread):
         return min([self._settings.poll_s, *[s for s in due if s is not None]])
 
     def _sleep(self, seconds: float) -> None:
-        """Wait for a NOTIFY, a sign of the broker, `stop`, or the time."""
+        """Wait for a NOTIFY, a sign of the broker, `stop`, or the time.
+
+        A NOTIFY that came in with the answer of a query is in `notifies` already: the socket will not show it again.
+        """
+        if self._database is not None and self._database.notifies:
+            return
         watched: list[Any] = [self._reader]
         if self._database is not None and not self._database.closed:
             watched.append(self._database)
@@ -158,7 +164,6 @@ class Relay(threading.Thread):
             self._reader.recv(64)
         if self._database is not None and self._database in ready:
             self._database.poll()
-            self._database.notifies.clear()
 
     def _drop(self, database: bool) -> None:
         if self._publisher is not None:
