@@ -13,6 +13,7 @@ from app.job_types import queues
 from app.journal import JournalWriter, configure_logging, log
 from app.settings import settings
 from db.migrate import check
+from tasks.intake import Intake
 from tasks.relay import Relay
 from tasks.sweeper import SweeperThread
 
@@ -22,13 +23,14 @@ assert tasks.app is not None
 @deadsure.command("relay")
 @reporting_errors
 def relay_command() -> None:
-    """Run relay and sweeper without a worker, until SIGTERM or Ctrl-C."""
+    """Run relay, sweeper and intake without a worker, until SIGTERM or Ctrl-C."""
     settings().need_broker()
     with database() as connection:
         check(connection)
     configure_logging(settings().log, settings().log_level)
     journal = JournalWriter(settings().need_database())
     relay = Relay(settings(), journal, queues())
+    intake = Intake(settings())
     sweeper = SweeperThread(settings(), (lambda: None) if settings().broker_is_amqp else relay.note_loss)
     ended = threading.Event()
 
@@ -37,11 +39,11 @@ def relay_command() -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    for thread in (journal, relay, sweeper):
+    for thread in (journal, relay, intake, sweeper):
         thread.start()
     log.info("relay.ready", queues=queues())
     ended.wait()
-    for thread in (relay, sweeper, journal):
+    for thread in (relay, intake, sweeper, journal):
         thread.stop()
 
 

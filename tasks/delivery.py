@@ -1,6 +1,6 @@
 """What a delivery says, and what becomes of it: the request hooks that run in the worker's main process.
 
-No database work here: it would block acknowledgements and heartbeats. A lost child is handed to the reaper.
+No database work here: it would block acknowledgements and heartbeats. What needs it is handed to the settler.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from celery.exceptions import Terminated, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
 from kombu.message import Message
+from psycopg2.extensions import connection as PgConnection
 
 from app.claim import Delivery
+from app.journal import log
+from app.release import release
 from app.settings import settings
+from app.sweep import expire_child
 from tasks.headers import COPY, EPISODE, TAG
-from tasks.services import reaper
+from tasks.services import services
+from tasks.settler import Settle
 
 LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
 
@@ -50,7 +55,7 @@ class DurableRequest(Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         if isinstance(error, LOST):
-            return self.on_lost("the worker's child process died while the handler ran")
+            return self.on_lost("the child process died while the handler ran")
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -61,9 +66,43 @@ class DurableRequest(Request):
             self.on_lost(f"the handler ran into its hard time limit of {timeout:g} s")
 
     def on_lost(self, reason: str) -> None:
-        """Hand the job of a dead child to the reaper, which settles this delivery afterwards."""
+        """Hand the job of a dead child to the settler.
+
+        The race: the message must not go back to the queue before the crash is counted, or the job runs again
+        uncounted. So the job is expired first (a new debt brings it back) and the delivery acknowledged after that. A
+        child that had not committed a claim leaves nothing to expire: its delivery is requeued, and comes back as
+        redelivered, so that its next claim is a committed one.
+        """
         state.task_ready(self)
         if self.reported_lost:
             return
         self.reported_lost = True
-        reaper().report(self, reason)
+        job_id, pid = uuid.UUID(self.id), self.worker_pid or 0
+        worker_id, leaving = services().keeper.worker_id, services().leaving
+
+        def work(connection: PgConnection) -> Settle:
+            if leaving:
+                attempt = release(connection, job_id, worker_id, pid, "the worker is shutting down")
+                became = None if attempt is None else "queued"
+            else:
+                became = expire_child(connection, job_id, worker_id, pid, reason)
+            log.warning("job.child_lost", job_id=self.id, pid=pid, state=became, reason=reason, leaving=leaving)
+            if became is None:
+                return Settle.REQUEUE
+            return Settle.REJECT if became == "quarantined" else Settle.ACK
+
+        services().settler.put(work, self.settle)
+
+    def settle(self, answer: Settle) -> None:
+        """Settle the delivery; the frames are sent by the event loop."""
+        if answer is Settle.ACK:
+            self.acknowledge()
+        else:
+            self.reject(requeue=answer is Settle.REQUEUE)
+
+    def reject(self, requeue: bool = False) -> None:
+        """Reject; where the broker has no dead-letter exchange the copy is published before it is acknowledged."""
+        if requeue or settings().broker_is_amqp or self.acknowledged:
+            super().reject(requeue=requeue)
+        else:
+            services().publish_dead_letter(self.message, self.acknowledge)

@@ -6,7 +6,6 @@ Here each tag is matched, and after any error the whole connection is dropped: i
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Sequence
@@ -23,10 +22,10 @@ from kombu.exceptions import ChannelError
 
 from app.errors import DeadsureError
 from app.outbox import Debt
+from tasks.inspection import BODY
 from tasks.headers import COPY, EPISODE, VERSION
 from tasks.topology import EXCHANGE, quarantine_queue, work_queue
 
-BODY = json.dumps([[], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
 HEARTBEAT_S = 30
 
 
@@ -90,7 +89,7 @@ class Publisher:
         for name in self._queues:
             self._declare(name)
         if self.amqp:
-            quarantine_queue()(self._connection.default_channel).declare()
+            quarantine_queue(self.amqp)(self._connection.default_channel).declare()
             self._channel = self._connection.channel()
             self._channel.confirm_select()
             self._channel.events["basic_ack"].add(self._on_ack)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from kombu import Connection
+from psycopg2.extensions import connection as PgConnection
 
 from app.errors import ConfigurationError
 from app.job_types import queues
@@ -11,35 +17,58 @@ from app.journal import JournalWriter
 from app.lease import Keeper
 from app.seat import Seat
 from app.settings import settings
-from tasks.reaper import Reaper
+from tasks.intake import Intake, publish_copy
 from tasks.relay import Relay
+from tasks.settler import Settle, Settler, TryAgain
 from tasks.sweeper import SweeperThread
 
 
 class Services:
-    """The threads of one worker's main process."""
+    """The threads of one worker's main process. `leaving` is True once the worker was asked to stop."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
+        self.leaving = False
         self.journal = JournalWriter(settings().need_database())
-        self.reaper = Reaper(settings().need_database(), keeper)
+        self.settler = Settler(settings().need_database())
         self.relay: Relay | None = None
+        self.intake: Intake | None = None
         self.sweeper: SweeperThread | None = None
+        self._quarantine: Connection | None = None
 
     def start(self, with_relay: bool) -> None:
         """Start the threads; the pool has forked."""
         if with_relay:
             self.relay = Relay(settings(), self.journal, queues())
+            self.intake = Intake(settings())
         self.sweeper = SweeperThread(settings(), self._on_workers_lost)
-        for thread in (self.keeper, self.journal, self.reaper, self.relay, self.sweeper):
+        for thread in (self.keeper, self.journal, self.settler, self.relay, self.intake, self.sweeper):
             if thread is not None:
                 thread.start()
 
     def stop(self) -> None:
         """Stop in the order in which they need each other; the lease last."""
-        for thread in (self.relay, self.sweeper, self.reaper, self.journal, self.keeper):
+        for thread in (self.relay, self.intake, self.sweeper, self.settler, self.journal, self.keeper):
             if thread is not None:
                 thread.stop()
+
+    def publish_dead_letter(self, message: Any, acknowledge: Callable[[], Any]) -> None:
+        """Where the broker has no dead-letter exchange: publish the copy, then acknowledge the message."""
+
+        def work(_connection: PgConnection) -> Settle:
+            try:
+                if self._quarantine is None:
+                    self._quarantine = Connection(settings().need_broker(), connect_timeout=5)
+                publish_copy(self._quarantine, message)
+            except Exception as error:
+                if self._quarantine is not None:
+                    with suppress(Exception):
+                        self._quarantine.release()
+                    self._quarantine = None
+                raise TryAgain(type(error).__name__) from error
+            return Settle.ACK
+
+        self.settler.put(work, lambda _answer: acknowledge())
 
     def _on_workers_lost(self) -> None:
         """Redis/Valkey does not give back what a dead worker held: a dead worker is evidence of loss there."""
@@ -72,11 +101,6 @@ def services() -> Services:
 def journal() -> JournalWriter:
     """The main process' journal writer."""
     return services().journal
-
-
-def reaper() -> Reaper:
-    """The main process' reaper."""
-    return services().reaper
 
 
 def seat() -> Seat:

@@ -37,14 +37,14 @@ def work_queue(name: str, amqp: bool) -> Queue:
     )
 
 
-def quarantine_queue() -> Queue:
-    """The queue behind the dead-letter exchange."""
+def quarantine_queue(amqp: bool) -> Queue:
+    """The queue behind the dead-letter exchange; a plain list on Redis/Valkey."""
     return Queue(
         QUARANTINE_QUEUE,
         exchange=dead_letter_exchange,
         routing_key=QUARANTINE_QUEUE,
         durable=True,
-        queue_arguments=QUARANTINE_ARGUMENTS,
+        queue_arguments=QUARANTINE_ARGUMENTS if amqp else None,
     )
 
 

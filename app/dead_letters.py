@@ -1,0 +1,104 @@
+"""The second trace: what came back through the dead-letter exchange is stored, and stamps its episode.
+
+A dead letter pays the trace debt of the episode that its message belonged to, and of no other: an old one that arrives
+late must not stamp a newer quarantine (H10). One of a healthy job (a broker's delivery limit) changes no state; it only
+makes the job's debt due, so that the message which the broker gave up is sent again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from psycopg2 import Binary
+from psycopg2.extensions import connection as PgConnection
+
+from db.session import one
+
+BODY_LIMIT = 256 * 1024
+TEXT_LIMIT, DEPTH_LIMIT, ITEMS_LIMIT = 2000, 8, 100
+STORE = """
+WITH letter AS (
+    INSERT INTO dead_letters (job_id, episode, copy, headers, properties, body, truncated, reason, source)
+    VALUES (%(job_id)s, %(episode)s, %(copy)s, %(headers)s::jsonb, %(properties)s::jsonb, %(body)s, %(truncated)s,
+            %(reason)s, %(source)s)
+    ON CONFLICT (job_id, episode, copy) DO NOTHING
+), stamped AS (
+    UPDATE quarantine_entries entry SET dead_lettered_at = clock_timestamp()
+      FROM jobs
+     WHERE entry.job_id = %(job_id)s AND entry.episode = %(episode)s AND dead_lettered_at IS NULL
+       AND jobs.job_id = entry.job_id AND jobs.state = 'quarantined' AND jobs.episode = entry.episode
+    RETURNING entry.job_id
+), paid AS (
+    DELETE FROM outbox USING stamped
+     WHERE outbox.job_id = stamped.job_id AND kind = 'trace' AND outbox.episode = %(episode)s
+), again AS (
+    UPDATE outbox SET due_at = least(due_at, clock_timestamp())
+      FROM jobs
+     WHERE outbox.job_id = %(job_id)s AND kind = 'wake' AND sends > 0 AND outbox.episode = %(episode)s
+       AND jobs.job_id = outbox.job_id AND jobs.state IN ('queued', 'retry_wait')
+    RETURNING outbox.job_id
+), journal AS (
+    INSERT INTO job_events (job_id, event, copy, reason)
+    SELECT job_id, 'dead_lettered', %(copy)s, %(source)s FROM stamped
+    UNION ALL
+    SELECT job_id, 'dead_lettered', %(copy)s, 'given up by the broker; the debt is due again' FROM again
+)
+SELECT (SELECT count(*) FROM stamped), (SELECT count(*) FROM again)
+"""
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """One message from the quarantine queue. `job_id`, `episode` and `copy` are None for a foreign or unreadable one."""
+
+    job_id: UUID | None
+    episode: int | None
+    copy: int | None
+    headers: Any
+    properties: Any
+    body: bytes
+    reason: str
+    source: str = "broker"
+
+
+def store(connection: PgConnection, letter: DeadLetter) -> tuple[bool, bool]:
+    """Keep the dead letter; (it stamped its episode, it made a healthy job's debt due). A repeat changes nothing."""
+    row = one(
+        connection,
+        STORE,
+        {
+            "job_id": str(letter.job_id) if letter.job_id else None,
+            "episode": letter.episode,
+            "copy": letter.copy,
+            "headers": json.dumps(storable(letter.headers)),
+            "properties": json.dumps(storable(letter.properties)),
+            "body": Binary(letter.body[:BODY_LIMIT]),
+            "truncated": len(letter.body) > BODY_LIMIT,
+            "reason": letter.reason,
+            "source": letter.source,
+        },
+    )
+    return (bool(row[0]), bool(row[1])) if row else (False, False)
+
+
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def storable(value: Any, depth: int = 0) -> Any:
+    """Headers as JSONB can hold them: bounded in depth, length and number, other types as text."""
+    if depth > DEPTH_LIMIT:
+        return "…"
+    if isinstance(value, dict):
+        entries = list(value.items())[:ITEMS_LIMIT]
+        return {storable(str(name)): storable(entry, depth + 1) for name, entry in entries}
+    if isinstance(value, list | tuple):
+        return [storable(entry, depth + 1) for entry in value[:ITEMS_LIMIT]]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and abs(value) < 1 << 63:
+        return value
+    return UNSTORABLE.sub("\ufffd", str(value)[:TEXT_LIMIT])

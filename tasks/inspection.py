@@ -1,0 +1,126 @@
+"""Is this message fit for Celery's request machinery? A look at the envelope before Celery takes one.
+
+Celery acknowledges some broken messages away, runs others without their arguments, and dies of a third kind. Nothing
+that fails here reaches it: the consumer dead-letters the message, and the intake keeps it with the same reason.
+Reasons name the field, never its content.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from tasks.headers import COPY
+
+BODY = json.dumps([[], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
+BODY_BYTES = BODY.encode()
+BODY_LIMIT = 1 << 20
+NAME_LIMIT = 255
+JSON_TYPE = "application/json"
+UTF8 = ("utf-8", "utf8", "us-ascii")
+LATEST_YEAR = 3000
+
+
+def complaint(
+    headers: Any, body: Any, content_type: Any, content_encoding: Any
+) -> str | None:
+    """Why the message cannot be read, or None. A body that is our own constant needs no parsing."""
+    if not isinstance(headers, Mapping):
+        return "the headers are no table"
+    if not isinstance(name := headers.get("task"), str) or not 0 < len(name) <= NAME_LIMIT:
+        return "header task is missing or no name (protocol 1 is not accepted)"
+    if not is_id(headers.get("id")):
+        return "header id is missing or no task id"
+    if COPY in headers and not is_uuid(headers["id"]):
+        return "header id is no job id"
+    if headers.get("compression"):
+        return "compressed bodies are not accepted"
+    if (wrong := wrong_header(headers)) is not None:
+        return f"header {wrong} is not what Celery's protocol says"
+    if content_type != JSON_TYPE:
+        return "content type is not application/json"
+    if not isinstance(content_encoding, str) or content_encoding.lower() not in UTF8:
+        return "content encoding is not utf-8"
+    if body in (BODY_BYTES, BODY):
+        return None
+    return body_complaint(body)
+
+
+def wrong_header(headers: Mapping[str, Any]) -> str | None:
+    """The first optional header with a value that Celery would stumble over."""
+    limits = headers.get("timelimit")
+    if limits is not None and not (
+        isinstance(limits, list | tuple) and len(limits) == 2 and all(is_limit(limit) for limit in limits)
+    ):
+        return "timelimit"
+    for name in ("eta", "expires"):
+        if headers.get(name) is not None and not is_time(headers[name]):
+            return name
+    for name in ("retries", COPY):
+        value = headers.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            return name
+    for name in ("root_id", "parent_id", "group", "shadow", "argsrepr", "kwargsrepr", "origin", "reply_to"):
+        if not isinstance(headers.get(name), str | None):
+            return name
+    for name, kinds in (("stamps", Mapping), ("stamped_headers", list | tuple), ("delivery_info", Mapping)):
+        if not isinstance(headers.get(name), kinds | None):
+            return name
+    return None
+
+
+def body_complaint(body: Any) -> str | None:
+    """Why the body is no `[args, kwargs, embed]` of protocol 2."""
+    if not isinstance(body, bytes | bytearray | memoryview | str):
+        return "the body is no text"
+    raw = body.encode(errors="surrogatepass") if isinstance(body, str) else bytes(body)
+    if len(raw) > BODY_LIMIT:
+        return f"the body has more than {BODY_LIMIT} bytes"
+    try:
+        parsed = json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        return f"the body is no JSON ({type(error).__name__})"
+    if not (isinstance(parsed, list) and len(parsed) == 3):
+        return "the body is no list of arguments, keyword arguments and options"
+    args, kwargs, embed = parsed
+    if not isinstance(args, list):
+        return "the arguments are no list"
+    if not isinstance(kwargs, dict):
+        return "the keyword arguments are no map"
+    if not isinstance(embed, dict | None):
+        return "the options are no map"
+    return None
+
+
+def is_id(value: Any) -> bool:
+    """A task id: short text without control characters."""
+    return isinstance(value, str) and 0 < len(value) <= NAME_LIMIT and value.isprintable()
+
+
+def is_uuid(value: str) -> bool:
+    """Whether `value` can be a job id."""
+    try:
+        uuid.UUID(value)
+    except ValueError:
+        return False
+    return True
+
+
+def is_limit(value: Any) -> bool:
+    """A time limit: nothing, or a positive number of seconds."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9)
+
+
+def is_time(value: Any) -> bool:
+    """An ISO 8601 time (or seconds from now, for `expires`) that a calendar can hold."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return 0 <= value < 1e9
+    if not isinstance(value, str):
+        return False
+    try:
+        return datetime.fromisoformat(value.replace("Z", "+00:00")).year < LATEST_YEAR
+    except ValueError:
+        return False

@@ -1,0 +1,142 @@
+"""The intake: reads the quarantine queue into `dead_letters`, and stamps the episode each letter belongs to.
+
+It acknowledges after the commit; a crash in between stores nothing twice. Several intakes share the queue. Where the
+broker has no dead-letter exchange, `publish_copy` puts the message there, marked as the task layer's.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg2
+from kombu import Connection, Consumer, Producer
+from kombu.message import Message
+from psycopg2.extensions import connection as PgConnection
+
+from app.clock import pause_s
+from app.dead_letters import DeadLetter, store
+from app.journal import log
+from app.settings import Settings
+from db.session import connect
+from tasks.headers import COPY, EPISODE, SOURCE
+from tasks.inspection import complaint, is_uuid
+from tasks.topology import DEAD_LETTER_EXCHANGE, QUARANTINE_QUEUE, quarantine_queue
+
+PREFETCH = 50
+WAIT_S = 0.5
+HEARTBEAT_S = 30
+
+
+class Intake(threading.Thread):
+    """One reader of the quarantine queue, with a broker connection and a database session of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(name="deadsure-intake", daemon=True)
+        self._settings = settings
+        self._stopped = threading.Event()
+        self._database: PgConnection | None = None
+
+    def stop(self) -> None:
+        """End after the message at hand."""
+        self._stopped.set()
+        if self.is_alive():
+            self.join(timeout=10)
+
+    def run(self) -> None:
+        """Read until stopped; connect again when broker or database were away."""
+        tries = 0
+        while not self._stopped.is_set():
+            try:
+                with Connection(self._settings.need_broker(), heartbeat=HEARTBEAT_S, connect_timeout=5) as broker:
+                    self._read(broker)
+                    tries = 0
+            except Exception as error:  # noqa: BLE001  # whatever broke, the messages stay in the queue
+                if tries == 0:
+                    log.info("intake.interrupted", error=type(error).__name__)
+                if self._database is not None:
+                    self._database.close()
+                    self._database = None
+                self._stopped.wait(pause_s(tries, 0.2, 5.0))
+                tries += 1
+        if self._database is not None:
+            self._database.close()
+
+    def _read(self, broker: Connection) -> None:
+        self._database = connect(self._settings.need_database(), "deadsure intake", statement_timeout_s=30)
+        channel = broker.channel()
+        queue = quarantine_queue(self._settings.broker_is_amqp)(channel)
+        queue.declare()
+        with Consumer(channel, [queue], on_message=self._take, prefetch_count=PREFETCH):
+            while not self._stopped.is_set():
+                try:
+                    broker.drain_events(timeout=WAIT_S)
+                except TimeoutError:
+                    broker.heartbeat_check()
+
+    def _take(self, message: Message) -> None:
+        assert self._database is not None
+        letter = read(message)
+        try:
+            stamped, again = store(self._database, letter)
+        except psycopg2.DataError as error:
+            # Kept in the queue: nothing of a message that cannot be stored may be lost.
+            log.error("intake.not_stored", error=type(error).__name__, job_id=str(letter.job_id))
+            message.reject(requeue=True)
+            self._stopped.wait(1.0)
+            return
+        message.ack()
+        log.warning(
+            "dead_letter.stored",
+            job_id=str(letter.job_id) if letter.job_id else None,
+            episode=letter.episode,
+            stamped=stamped,
+            debt_due_again=again,
+            reason=letter.reason,
+        )
+
+
+def read(message: Message) -> DeadLetter:
+    """The dead letter of a message from the quarantine queue, readable or not."""
+    headers = message.headers if isinstance(message.headers, Mapping) else {}
+    ours = COPY in headers and is_uuid(str(headers.get("id")))
+    body = message.body
+    raw = body if isinstance(body, bytes) else str(body).encode(errors="replace")
+    wrong = complaint(headers, body, message.content_type, message.content_encoding)
+    return DeadLetter(
+        job_id=uuid.UUID(str(headers["id"])) if ours else None,
+        episode=number(headers.get(EPISODE)) if ours else None,
+        copy=number(headers.get(COPY)) if ours else None,
+        headers=dict(headers),
+        properties={
+            **{name: value for name, value in message.properties.items() if name != "application_headers"},
+            "content_type": message.content_type,
+            "content_encoding": message.content_encoding,
+        },
+        body=raw,
+        reason=wrong or ("rejected" if ours else "foreign message"),
+        source="task layer" if headers.get(SOURCE) else "broker",
+    )
+
+
+def number(value: Any) -> int | None:
+    """A small counter from a header; None when it is none."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 15
+    return value if fits else None
+
+
+def publish_copy(broker: Connection, message: Message) -> None:
+    """Put a copy into the quarantine queue of a broker that has no dead-letter exchange. Raises its errors."""
+    quarantine = quarantine_queue(amqp=False)
+    Producer(broker.default_channel).publish(
+        message.body,
+        exchange=DEAD_LETTER_EXCHANGE,
+        routing_key=QUARANTINE_QUEUE,
+        declare=[quarantine],
+        headers={**message.headers, SOURCE: "task layer"},
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        serializer=None,
+    )
