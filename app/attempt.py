@@ -129,15 +129,20 @@ class Job:
         return f"{self.job_id}/{nth}"
 
     def begin(self) -> None:
-        """Open the finishing transaction, once."""
-        if not self.in_transaction:
-            idle_ms = int(self._type.time_limit_s * 1200)
-            with noticing_outage(self.connection):
-                rows(
-                    self.connection,
-                    f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; {SAVEPOINT}",
-                )
-            self.in_transaction = True
+        """Open the finishing transaction, once; holds through an outage, since nothing is written in it yet."""
+        idle_ms = int(self._type.time_limit_s * 1200)
+        tries = 0
+        while not self.in_transaction:
+            try:
+                with noticing_outage(self.connection):
+                    rows(
+                        self.connection,
+                        f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; {SAVEPOINT}",
+                    )
+                self.in_transaction = True
+            except DatabaseAway:
+                self.connection = self._seat.reconnect(tries)
+                tries += 1
 
     def write_outgoing(self) -> None:
         """Flush the session and insert the children into the finishing transaction."""
@@ -268,7 +273,7 @@ def work(seat: Seat, delivery: Delivery, claimed: Claimed, worker_id: UUID, job_
 
 def fail(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType, error: Exception) -> Ending:
     """Undo what the handler wrote and write `retry` or `quarantine`; an outage of ours is no failure of the job."""
-    if isinstance(error, DBAPIError | psycopg2.Error) and broken(job.connection):
+    if isinstance(error, DatabaseAway) or (isinstance(error, DBAPIError | psycopg2.Error) and broken(job.connection)):
         raise RunAgain("the database went away under the handler")
     job.undo()
     decision = decide(error, holder.claimed.failures, holder.claimed.max_failures, job_type.retry)

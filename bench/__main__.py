@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import signal
 import sys
 import time
 from importlib.metadata import version
@@ -39,6 +40,8 @@ def main(
     *, quick: bool, reps: int | None, jobs: int | None, only: tuple[str, ...], no_recovery: bool, output: Path
 ) -> None:
     """Measure on private servers; ends with 1 when a run did not have exactly one effect per job."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # either way the servers are stopped
+        signal.signal(number, signal.default_int_handler)
     sizes = Sizes(jobs or (3000 if quick else 5000), 8 if quick else 20)
     reps = reps or (1 if quick else 3)
     names = only or tuple(SYSTEMS)

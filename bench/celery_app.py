@@ -44,14 +44,14 @@ def connection() -> PgConnection:
     return _connections[pid]
 
 
-@app.task(name="bench.effect")  # type: ignore[untyped-decorator]  # celery has no types
+@app.task(name="bench.effect")
 def effect(n: int) -> None:
     """One committed row."""
     with connection().cursor() as cursor:
         cursor.execute(effects.EFFECT, (n,))
 
 
-@app.task(name="bench.sleepy")  # type: ignore[untyped-decorator]  # celery has no types
+@app.task(name="bench.sleepy")
 def sleepy(n: int) -> None:
     """The same, after two seconds of work at the first start."""
     if effects.first_start(connection(), n):

@@ -35,7 +35,7 @@ def first_start(connection: Any, n: int) -> bool:
 def note_ends(path: Path) -> None:
     """In a worker: append `task id, time` to `path` after each task, in one write per line."""
 
-    @signals.task_postrun.connect(weak=False)  # type: ignore[untyped-decorator]  # celery has no types
+    @signals.task_postrun.connect(weak=False)
     def note(task_id: str = "", **_: Any) -> None:
         now, pid = time.time(), os.getpid()
         if pid not in _notes:

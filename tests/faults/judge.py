@@ -1,0 +1,196 @@
+"""The judge: reads every job of a database with its journal and says what must never be so.
+
+Rules. Arrows: each journaled arrow starts from a state in which the job can have been (`app.states.ARROWS`), and the
+row's state is one in which its journal can have ended. Attempts: each claim is one more than the last, every arrow
+of an attempt names it, the row's number is the last one. Success: at most once, after its `result_saved`, and
+nothing after it. Counters: each expiry counted once, as a crash or a stall; each release and failure counted once.
+Debts: whoever waits has one, whoever has ended has none. Effects: one for each succeeded job, none for any other.
+
+All is read in one snapshot, so a judgement may be passed at any moment, also while workers run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine, text
+
+from app.states import ARROWS, TERMINAL, Arrow, State
+
+JOBS = """
+SELECT jobs.job_id, type, state::text, attempt, failures, crashes, stalls, releases, result_key,
+       EXISTS (SELECT FROM outbox WHERE outbox.job_id = jobs.job_id)
+  FROM jobs
+"""
+# Arrows of one job wait for each other at its row, so their numbers are in order; those of late notes are not.
+JOURNAL = """
+SELECT job_id, event, attempt, copy, delivery_tag, redelivered, worker_id, reason, at
+  FROM job_events ORDER BY event_id
+"""
+# Where the job types that make effects record them, append-only.
+EFFECTS = {
+    "SELECT job_id, count(*) FROM test_effects WHERE kind = 'effect' GROUP BY 1": (
+        "tests.slow",
+        "tests.leased_effect",
+        "tests.atomic",
+        "tests.parent",
+        "tests.call_when_lost",
+    ),
+    "SELECT job_id, count(*) FROM report_exports GROUP BY 1": ("reports.export",),
+    "SELECT job_id, count(*) FROM ledger_entries GROUP BY 1": ("ledger.post",),
+}
+OUT_OF_RUNNING = (Arrow.SUCCEED, Arrow.RETRY, Arrow.QUARANTINE, Arrow.EXPIRE, Arrow.RELEASE)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One row of the journal."""
+
+    event: str
+    attempt: int | None
+    copy: int | None
+    delivery_tag: str | None
+    redelivered: bool | None
+    worker_id: UUID | None
+    reason: str | None
+    at: Any
+
+
+@dataclass
+class Case:
+    """One job: its row, whether it has a debt, its journal in the order of the arrows, its effects."""
+
+    job_id: UUID
+    type: str
+    state: State
+    attempt: int
+    failures: int
+    crashes: int
+    stalls: int
+    releases: int
+    result_key: str | None
+    has_debt: bool
+    journal: list[Event] = field(default_factory=list)
+    effects: int | None = None
+
+    def events(self, *words: str) -> list[Event]:
+        """The events of these kinds."""
+        return [event for event in self.journal if event.event in words]
+
+    def count(self, word: str) -> int:
+        """How often an event is in the journal."""
+        return len(self.events(word))
+
+
+def cases(engine: Engine) -> dict[UUID, Case]:
+    """Every job of the database, in one snapshot."""
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        found = {row[0]: Case(row[0], row[1], State(row[2]), *row[3:]) for row in connection.execute(text(JOBS))}
+        for job_id, *event in connection.execute(text(JOURNAL)):
+            if job_id in found:
+                found[job_id].journal.append(Event(*event))
+        counted = count_effects(connection)
+    for case in found.values():
+        if case.type in counted:
+            case.effects = counted[case.type][case.job_id]
+    return found
+
+
+def count_effects(connection: Connection) -> dict[str, Counter[UUID]]:
+    """Number of effects of each job, by job type."""
+    counted: dict[str, Counter[UUID]] = defaultdict(Counter)
+    for statement, types in EFFECTS.items():
+        effects = Counter(dict(map(tuple, connection.execute(text(statement)))))
+        counted.update(dict.fromkeys(types, effects))
+    return counted
+
+
+def judge(engine: Engine) -> dict[UUID, Case]:
+    """Judge every job; returns the cases. Raises AssertionError with each breach and the journal it was found in."""
+    found = cases(engine)
+    verdicts = [
+        f"{case.type} {case.job_id} ({case.state}): {breach}\n    {story(case)}"
+        for case in found.values()
+        for breach in breaches(case)
+    ]
+    assert not verdicts, "\n".join(["the judge found:", *verdicts])
+    return found
+
+
+def story(case: Case) -> str:
+    """The journal in one line."""
+    return ", ".join(f"{event.event}/{event.attempt}" if event.attempt else event.event for event in case.journal)
+
+
+def breaches(case: Case) -> list[str]:
+    """What is wrong with one job; empty when nothing is."""
+    return [*wrong_arrows(case), *wrong_attempts(case), *wrong_success(case), *wrong_counters(case), *wrong_rest(case)]
+
+
+def wrong_arrows(case: Case) -> list[str]:
+    """Arrows from a state in which the job cannot have been; some arrows lead to one of several states."""
+    possible: frozenset[State | None] = frozenset({None})
+    for event in case.journal:
+        if event.event not in list(Arrow):
+            continue
+        sources, targets = ARROWS[Arrow(event.event)]
+        if not possible & sources:
+            return [f"{event.event} from {sorted(map(str, possible))}"]
+        possible = frozenset(targets)
+    return [] if case.state in possible else [f"the journal ends in {sorted(map(str, possible))}"]
+
+
+def wrong_attempts(case: Case) -> list[str]:
+    """Attempts that fall, jump, or belong to another claim."""
+    current = 0
+    for event in case.events(*Arrow):
+        if event.event == Arrow.CLAIM:
+            if event.attempt != current + 1:
+                return [f"claim of attempt {event.attempt} after attempt {current}"]
+            current += 1
+        elif event.event in OUT_OF_RUNNING and event.attempt != current:
+            return [f"{event.event} by attempt {event.attempt} while attempt {current} was the last"]
+    return [] if case.attempt == current else [f"attempt is {case.attempt}, the journal says {current}"]
+
+
+def wrong_success(case: Case) -> list[str]:
+    """More than one success, one without its proof, or anything after the end."""
+    wrong = []
+    arrows = [event.event for event in case.events(*Arrow)]
+    if case.count("succeed") > 1:
+        wrong.append("succeeded twice")
+    if case.count("result_saved") != case.count("succeed"):
+        wrong.append("result_saved and succeed do not belong together")
+    ends = [place for place, arrow in enumerate(arrows) if arrow in ("succeed", "settle", "cancel")]
+    if ends and ends[0] != len(arrows) - 1:
+        wrong.append(f"{arrows[ends[0] + 1]} after {arrows[ends[0]]}")
+    if (case.state is State.SUCCEEDED) != (case.result_key is not None):
+        wrong.append(f"result_key is {case.result_key}")
+    return wrong
+
+
+def wrong_counters(case: Case) -> list[str]:
+    """Counters that the journal does not bear out."""
+    wrong = []
+    if case.crashes + case.stalls != case.count("expire"):
+        wrong.append(f"{case.crashes} crashes + {case.stalls} stalls, {case.count('expire')} expiries")
+    if case.releases != case.count("release"):
+        wrong.append(f"{case.releases} releases, {case.count('release')} in the journal")
+    if not case.count("retry") <= case.failures <= case.count("retry") + case.count("quarantine"):
+        wrong.append(f"{case.failures} failures, {case.count('retry')} retries")
+    return wrong
+
+
+def wrong_rest(case: Case) -> list[str]:
+    """Debts and effects that do not fit the state."""
+    wrong = []
+    if case.state in (State.QUEUED, State.RETRY_WAIT) and not case.has_debt:
+        wrong.append("nobody will wake it up: no debt")
+    if case.state in {State.RUNNING, *TERMINAL} and case.has_debt:
+        wrong.append("has a debt that nobody will pay")
+    if case.effects is not None and case.effects != (case.state is State.SUCCEEDED):
+        wrong.append(f"{case.effects} effects")
+    return wrong

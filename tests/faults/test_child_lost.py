@@ -1,0 +1,65 @@
+"""SIGKILL of one child: its worker goes on, the job runs again, and a committed claim is counted once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from tests.faults.conftest import Court
+from tests.faults.effects import Effects
+from tests.faults.points import QUICK, Kind, identities, kill_child, park, points, wait_parked
+from tests.faults.test_worker_killed import assert_one_litter, assert_whole_files, plant, submit
+from tests.nodes.marks import on_rabbitmq
+from tests.nodes.servers import BrokerNode
+
+pytestmark = pytest.mark.usefixtures("settings")
+
+
+@pytest.mark.parametrize("kind", ["leased", "atomic", "export", "parent"])
+def test_child_killed_at_every_point(
+    kind: Kind, broker: BrokerNode, jobs: Any, court: Court, engine: Engine, start_worker: Any, tmp_path: Path
+) -> None:
+    plant(engine)
+    where = points(kind, clean_path=broker.is_rabbitmq)
+    struck = identities(where)
+    faults = [kill_child(point.at, struck[name], tmp_path) for name, point in where.items()]
+    worker = start_worker(faults=faults, options=QUICK)
+    pid = worker.pid
+    for job_id in struck.values():
+        submit(jobs, kind, job_id)
+    found = court.wait_succeeded(struck.values())
+
+    assert len(list(tmp_path.glob("killed-*"))) == len(where), "every fault has struck"
+    for name, job_id in struck.items():
+        counted = int(where[name].counted)
+        seen = found[job_id]
+        assert (seen.crashes, seen.stalls, seen.failures, seen.attempt) == (counted, 0, 0, 1 + counted), name
+    if kind == "export":
+        assert_whole_files(engine, tmp_path / "reports", set(struck.values()))
+    if kind == "parent":
+        assert_one_litter(engine, court, list(struck.values()))
+    assert (worker.pid, worker.is_running()) == (pid, True)
+    court.wait_succeeded([jobs.leased_effect.delay(n=2).id])
+
+
+@on_rabbitmq
+def test_jobs_of_other_children_are_not_blamed(
+    jobs: Any, court: Court, effects: Effects, start_worker: Any, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    struck = identities({"struck": None})["struck"]
+    worker = start_worker(faults=[park("before:app.finish.succeed", struck, tmp_path)], options=QUICK)
+    submit(jobs, "leased", struck)
+    beside = jobs.slow.delay(until=str(go))
+    wait_parked(tmp_path, struck)
+    court.wait_case(beside.id, lambda case: case.state == "running", "runs")
+    held = jobs.leased_effect.delay(n=1)
+    worker.sigkill_child(effects.rows("start", struck)[0].pid)
+    court.wait_case(struck, lambda case: case.crashes == 1, "the crash is counted")
+    (tmp_path / f"go-{struck}").touch()
+    go.touch()
+    found = court.wait_succeeded([struck, beside.id, held.id])
+    assert sorted((case.crashes, case.attempt) for case in found.values()) == [(0, 1), (0, 1), (1, 2)]

@@ -1,0 +1,53 @@
+"""Fixtures for tests that need a database, and no broker and no worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app import settings as app_settings
+from app.settings import Settings
+from app.stack import Postgres
+from tests.integration.scene import Scene
+from tests.nodes import database as databases
+
+NO_BROKER = "amqp://nobody:nothing@127.0.0.1:9//"  # producers never talk to it
+
+
+@pytest.fixture(scope="session")
+def scene_url(shared_postgres: Postgres, template: str) -> Iterator[str]:
+    """One migrated database for all scenes of the run: making one for each test costs half a second."""
+    with databases.database(shared_postgres.url, "scene", template) as made:
+        yield made
+
+
+@pytest.fixture
+def scene(scene_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    """An empty migrated database, the actors in it, and this process as a producer."""
+    monkeypatch.setenv("DATABASE_URL", scene_url)
+    monkeypatch.setenv("BROKER_URL", NO_BROKER)
+    app_settings.settings.cache_clear()
+    made = Scene(scene_url)
+    made.empty()
+    yield made
+    made.close()
+    databases.forget_engines(scene_url)
+    app_settings.settings.cache_clear()
+
+
+@pytest.fixture
+def producer_settings(scene: Scene) -> Settings:
+    """The settings of this process."""
+    assert scene.url == app_settings.settings().database_url
+    return app_settings.settings()
+
+
+@pytest.fixture
+def jobs(scene: Scene) -> Any:
+    """`tests.faults.jobs`: durable tasks to submit."""
+    assert scene.url == app_settings.settings().database_url
+    import tests.faults.jobs  # noqa: PLC0415  reads the environment when it is imported
+
+    return tests.faults.jobs
