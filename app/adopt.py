@@ -25,9 +25,7 @@ INSERT INTO job_aliases (alias_id, job_id) VALUES (%(alias_id)s, %(job_id)s) ON 
 """
 
 
-def adopt(
-    connection: PgConnection, task_id: UUID, job_type: JobType, payload: Mapping[str, Any]
-) -> UUID:
+def adopt(connection: PgConnection, task_id: UUID, job_type: JobType, payload: Mapping[str, Any]) -> UUID:
     """The job that answers for the foreign task; raises pydantic.ValidationError, InvalidPayload, PayloadTooLarge.
 
     Raises IdempotencyConflict when its key belongs to a job with another payload.

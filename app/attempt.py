@@ -12,13 +12,14 @@ Nothing is acknowledged here: `run` returns what is to be done with the delivery
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID
 
 import psycopg2
@@ -36,21 +37,31 @@ from app.claim import (
     may_begin_atomic,
     received,
 )
-from app.clock import pause_s
-from app.errors import DeadsureError, LeaseLost
-from app.failures import Decision, decide
+from app.clock import boottime_s, pause_s
+from app.errors import DeadsureError, LeaseLost, TransientError, UnrecoverableError
+from app.failures import Decision, History, decide
 from app.job_types import JobType, find
 from app.journal import log
 from app.json_text import to_json
 from app.release import release
 from app.seat import BACK, SAVEPOINT, DatabaseAway, JobSession, Seat, broken, noticing_outage
+from app.settings import settings
 from app.submit import NOTIFY, NewJob, within
 from app.sweep import expire_redelivered
-from db.session import rows
+from db.session import one, rows
 
 Handler = Callable[["Job", Any], Any]
 LOCKED_LOOKS_S = (0.02, 0.03, 0.05)
 LOCKED_LOOKS_REDELIVERED_S = (*LOCKED_LOOKS_S, 0.2, 0.3, 0.5, 0.9)
+
+CANCEL_LOOK_S = 1.0
+EXIT_OUT_OF_MEMORY = 71
+CANCEL_REQUESTED = "SELECT cancel_requested FROM jobs WHERE job_id = %(job_id)s"
+CHECKPOINT = """
+UPDATE jobs SET checkpoint = %(cursor)s::jsonb
+ WHERE job_id = %(job_id)s AND state = 'running' AND attempt = %(attempt)s AND worker_id = %(worker_id)s
+RETURNING 1
+"""
 
 current: ContextVar[Job | None] = ContextVar("deadsure_job", default=None)
 HANDLERS: dict[tuple[str, int], Handler] = {}
@@ -75,6 +86,10 @@ class Ending:
     delay_s: float = 0.0
 
 
+class StoppedEarly(DeadsureError):
+    """The handler gave its job back in order. Never leaves this module."""
+
+
 class RunAgain(DeadsureError):
     """The attempt's transaction died with the database: claim once more. Never leaves this module."""
 
@@ -87,12 +102,16 @@ class Job:
         self.attempt = claimed.attempt
         self.failures = claimed.failures
         self.correlation_id = claimed.correlation_id
+        self.cursor = claimed.checkpoint
         self.result_key = f"job:{claimed.job_id}"
+        self.payload: Any = None
         self.outgoing: list[NewJob] = []
         self.in_transaction = not claimed.committed
+        self.may_repeat = job_type.on_uncertain == "retry"
         self.connection: PgConnection = seat.connection()
         self._seat, self._worker_id, self._type = seat, worker_id, job_type
         self._session: JobSession | None = None
+        self._cancel_asked_at = 0.0
 
     @property
     def session(self) -> JobSession:
@@ -107,6 +126,44 @@ class Job:
         """Whether this worker may have lost the job: stop working on it, nothing it writes will count."""
         return not self._seat.trusted(self._worker_id)
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether to stop soon: the worker is leaving, has lost the job, or the job is to be cancelled.
+
+        Save a cursor with `checkpoint` and call `stop()`; the next attempt finds it in `cursor`.
+        """
+        return self._seat.lease.leaving or self.lost or self.cancel_requested
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether somebody asked to cancel this running job; looked up at most once a second."""
+        now = boottime_s()
+        if now - self._cancel_asked_at < CANCEL_LOOK_S:
+            return False
+        self._cancel_asked_at = now
+        row = one(self._seat.ledger(), CANCEL_REQUESTED, {"job_id": str(self.job_id)})
+        return bool(row and row[0])
+
+    def stop(self) -> NoReturn:
+        """End this attempt in order: the job goes back to the queue (or is cancelled) and no budget is spent."""
+        raise StoppedEarly("the handler stopped when it was asked to")
+
+    def checkpoint(self, cursor: Any) -> None:
+        """Save a cursor (JSON) at once, for the next attempt to read. Raises LeaseLost when the job is not ours."""
+        values = {
+            "job_id": str(self.job_id),
+            "attempt": self.attempt,
+            "worker_id": str(self._worker_id),
+            "cursor": to_json(cursor),
+        }
+        if one(self._seat.ledger(), CHECKPOINT, values) is None:
+            raise LeaseLost(f"job {self.job_id}: attempt {self.attempt} no longer owns the job; no cursor was saved")
+        self.cursor = cursor
+
+    def retry(self, countdown: float | None = None, reason: str = "the handler asked for another try") -> NoReturn:
+        """Fail this attempt on purpose: tried again like any transient failure, not sooner than `countdown` seconds."""
+        raise TransientError(reason, retry_after_s=countdown)
+
     def still_mine(self) -> None:
         """Raise LeaseLost when this worker may have lost the job: ask before an effect that cannot be fenced."""
         if self.lost:
@@ -118,10 +175,15 @@ class Job:
         Raises LeaseLost when the worker has lost the job or cannot be sure that it has not.
         """
         if self._type.mode == "atomic":
-            raise DeadsureError(f"{self._type.name}: an atomic job cannot make external calls; make it leased")
+            raise UnrecoverableError(f"{self._type.name}: an atomic job cannot make external calls; make it leased")
         self.still_mine()
-        ledger = self._seat.ledger()
-        return effects.call(ledger, self.job_id, self.attempt, self._worker_id, name, function, takes_key)
+        caller = effects.Caller(
+            self._seat.ledger(), self.job_id, self.attempt, self._worker_id, self.payload, self._type.check
+        )
+        before, self.may_repeat = self.may_repeat, self.may_repeat or takes_key or self._type.check is not None
+        answer = caller.call(name, function, takes_key=takes_key)
+        self.may_repeat = before
+        return answer
 
     def child_key(self, job_type: str) -> str:
         """The idempotency key of the next child of this job: a rerun derives the same one."""
@@ -250,18 +312,7 @@ def work(seat: Seat, delivery: Delivery, claimed: Claimed, worker_id: UUID, job_
     job = Job(seat, claimed, worker_id, job_type)
     token = current.set(job)
     try:
-        try:
-            wanted = find(claimed.type, claimed.version)
-            payload = wanted.parse(claimed.payload)
-            result = HANDLERS[wanted.name, wanted.version](job, payload)
-            stored = storable(job, result)
-            job.write_outgoing()
-            write(seat, holder, job, lambda on: succeed(on, holder, job, stored))
-        except (LeaseLost, RunAgain):
-            raise
-        except Exception as error:  # noqa: BLE001  # every error of a handler becomes a decision
-            return fail(seat, holder, job, job_type, error)
-        return Ending(Settlement.SUCCEEDED, result_key=job.result_key)
+        return attempt(seat, holder, job, job_type)
     except LeaseLost as lost:
         log.error("job.lost", job_id=str(job.job_id), attempt=job.attempt, reason=str(lost))
         seat.drop()
@@ -271,17 +322,67 @@ def work(seat: Seat, delivery: Delivery, claimed: Claimed, worker_id: UUID, job_
         job.close()
 
 
+def attempt(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType) -> Ending:
+    """The handler, then its arrow. Raises LeaseLost and RunAgain; every other error becomes a decision."""
+    claimed = holder.claimed
+    try:
+        wanted = find(claimed.type, claimed.version)
+        job.payload = wanted.parse(claimed.payload)
+        stored = storable(job, HANDLERS[wanted.name, wanted.version](job, job.payload))
+        job.write_outgoing()
+    except (LeaseLost, RunAgain):
+        raise
+    except StoppedEarly:
+        return stop_early(seat, job)
+    except Exception as error:  # noqa: BLE001
+        return fail(seat, holder, job, job_type, error)
+    try:
+        write(seat, holder, job, lambda on: succeed(on, holder, job, stored))
+    except (LeaseLost, RunAgain):
+        raise
+    except Exception as error:  # noqa: BLE001  # a constraint of the user's, or a time limit in mid-commit
+        if not written(job, claimed):
+            return fail(seat, holder, job, job_type, error)
+    return Ending(Settlement.SUCCEEDED, result_key=job.result_key)
+
+
+def written(job: Job, claimed: Claimed) -> bool:
+    """Whether an arrow that was interrupted had been committed nevertheless."""
+    with noticing_outage(job.connection):
+        try:
+            return finish.outcome(job.connection, claimed) == "ours"
+        except psycopg2.errors.InFailedSqlTransaction:
+            return False
+
+
+def stop_early(seat: Seat, job: Job) -> Ending:
+    """Release the job of a handler that stopped when asked; an atomic one is rolled back and stays in the queue."""
+    job.undo()
+    if job.in_transaction:
+        rows(job.connection, "ROLLBACK")
+        job.in_transaction = False
+    release(job.connection, job.job_id, seat.worker_id, seat.pid, "the handler stopped when it was asked to")
+    return Ending(Settlement.IGNORE, reason="released")
+
+
 def fail(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType, error: Exception) -> Ending:
     """Undo what the handler wrote and write `retry` or `quarantine`; an outage of ours is no failure of the job."""
-    if isinstance(error, DatabaseAway) or (isinstance(error, DBAPIError | psycopg2.Error) and broken(job.connection)):
+    if isinstance(error, DBAPIError | psycopg2.Error) and broken(job.connection):
         raise RunAgain("the database went away under the handler")
+    if isinstance(error, MemoryError):
+        # What a process does after it ran out of memory cannot be trusted: it ends, and the crash is counted.
+        log.error("job.out_of_memory", job_id=str(job.job_id), type=job_type.name, attempt=job.attempt)
+        os._exit(EXIT_OUT_OF_MEMORY)
     job.undo()
-    decision = decide(error, holder.claimed.failures, holder.claimed.max_failures, job_type.retry)
+    claimed = holder.claimed
+    history = History(claimed.failures, claimed.max_failures, claimed.age_s, claimed.last_delay_s)
+    decision = decide(error, history, job_type.retry, job_type.classify, uncertain_may_retry=job.may_repeat)
     log.warning(
         "job.failed",
         job_id=str(job.job_id),
         type=job_type.name,
         attempt=job.attempt,
+        failure=decision.failure,
         cause=decision.cause,
         reason=decision.reason,
         retry_in_s=decision.delay_s,
@@ -302,9 +403,19 @@ def record(on: PgConnection, holder: finish.Holder, job: Job, decision: Decision
     """The arrow of a decision about a handler that failed."""
     cause, reason = decision.cause, decision.reason
     if decision.delay_s is not None:
-        finish.retry(on, holder, decision.delay_s, cause, reason, job.in_transaction)
+        finish.retry(on, holder, decision.delay_s, cause, reason, in_transaction=job.in_transaction)
     else:
-        finish.quarantine(on, holder, cause, reason, decision.fingerprint, decision.failed, job.in_transaction)
+        finish.quarantine(
+            on,
+            holder,
+            cause,
+            reason,
+            decision.fingerprint,
+            failure=decision.failure,
+            failed=decision.failed,
+            offer_s=settings().resend_first_s,
+            in_transaction=job.in_transaction,
+        )
 
 
 def write(seat: Seat, holder: finish.Holder, job: Job, arrow: Callable[[PgConnection], None]) -> None:

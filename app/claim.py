@@ -44,7 +44,7 @@ WITH owner AS (
       FROM job, (VALUES (1, 'received'), (2, 'claim')) AS words (place, word) ORDER BY place
 )
 SELECT attempt, payload, type, schema_version, failures, max_failures, correlation_id, checkpoint,
-       extract(epoch FROM clock_timestamp() - created_at)::float8
+       extract(epoch FROM clock_timestamp() - created_at)::float8, last_delay_s
   FROM job
 """
 # The lock comes before the savepoint, or rolling back to the savepoint would give the row away (H13).
@@ -56,7 +56,7 @@ SELECT set_config('deadsure.held', (SELECT count(*) FROM (
        FOR NO KEY UPDATE SKIP LOCKED) AS held)::text, true);
 SAVEPOINT effect;
 SELECT attempt + 1, payload, jobs.type, jobs.schema_version, failures, max_failures, jobs.correlation_id, checkpoint,
-       extract(epoch FROM clock_timestamp() - jobs.created_at)::float8
+       extract(epoch FROM clock_timestamp() - jobs.created_at)::float8, last_delay_s
   FROM jobs JOIN outbox USING (job_id), workers
  WHERE jobs.job_id = %(job_id)s AND current_setting('deadsure.held') = '1' AND outbox.sends = 1
    AND workers.worker_id = %(worker_id)s AND workers.lost_at IS NULL AND workers.stopped_at IS NULL
@@ -119,6 +119,7 @@ class Claimed:
     correlation_id: str
     checkpoint: Any
     age_s: float
+    last_delay_s: float | None
 
 
 def parameters(delivery: Delivery, worker_id: UUID, pid: int) -> dict[str, Any]:

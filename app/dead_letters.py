@@ -53,7 +53,7 @@ SELECT (SELECT count(*) FROM stamped), (SELECT count(*) FROM again)
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One message from the quarantine queue. `job_id`, `episode` and `copy` are None for a foreign or unreadable one."""
+    """One message from the quarantine queue; `job_id`, `episode`, `copy` are None for a foreign or unreadable one."""
 
     job_id: UUID | None
     episode: int | None

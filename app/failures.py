@@ -129,7 +129,7 @@ def sqlstate(error: BaseException) -> str | None:
 
 
 def retry_after_s(error: BaseException) -> float | None:
-    """What the other side asked for, in seconds: an attribute `retry_after_s`, or HTTP's Retry-After (number or date)."""
+    """What the other side asked for, in seconds: an attribute `retry_after_s`, or HTTP's Retry-After."""
     asked = getattr(error, "retry_after_s", None)
     if isinstance(asked, int | float):
         return float(asked)
@@ -170,9 +170,7 @@ def decide(
         return quarantined("uncertain")
     if history.failures + 1 >= history.limit:
         return quarantined("attempts_spent")
-    delay = policy.delay_s(
-        history.failures + 1, last_s=history.last_s, retry_after_s=retry_after_s(error)
-    )
+    delay = policy.delay_s(history.failures + 1, last_s=history.last_s, retry_after_s=retry_after_s(error))
     if policy.deadline_s is not None and history.age_s + delay > policy.deadline_s:
         return quarantined("deadline")
     return Decision(failure, failure.value, reason, fingerprint, delay)

@@ -45,7 +45,7 @@ RETRY = """
 WITH job AS (
     UPDATE jobs SET state = CASE WHEN cancel_requested THEN 'cancelled' ELSE 'retry_wait' END::job_state,
                     attempt = %(attempt)s, worker_id = NULL, child_pid = NULL, failures = failures + 1,
-                    not_before = clock_timestamp() + make_interval(secs => %(delay_s)s),
+                    not_before = clock_timestamp() + make_interval(secs => %(delay_s)s), last_delay_s = %(delay_s)s,
                     cause = %(cause)s, reason = %(reason)s, changed_at = clock_timestamp(),
                     finished_at = CASE WHEN cancel_requested THEN clock_timestamp() END
      WHERE job_id = %(job_id)s AND {guard}
@@ -125,7 +125,7 @@ class Holder:
                     "delivery_tag": self.delivery.delivery_tag,
                     "redelivered": self.delivery.redelivered,
                     "words": words,
-                    "journal_reason": values.get("reason"),
+                    "journal_reason": None,
                     **values,
                 },
             )
@@ -156,10 +156,16 @@ def retry(
     delay_s: float,
     cause: str,
     reason: str,
+    *,
     in_transaction: bool,
 ) -> None:
     """Write running -> retry_wait: time, cause and debt in one statement. Raises LeaseLost."""
-    values = {"delay_s": delay_s, "cause": cause, "reason": reason}
+    values = {
+        "delay_s": delay_s,
+        "cause": cause,
+        "reason": reason,
+        "journal_reason": f"{cause}: {reason}; in {delay_s:.3f} s",
+    }
     holder.write(connection, RETRY, ["retry", "retry_scheduled"], values, in_transaction)
 
 
@@ -169,14 +175,22 @@ def quarantine(
     cause: str,
     reason: str,
     fingerprint: str,
+    *,
+    failure: str,
     failed: bool,
+    offer_s: float,
     in_transaction: bool,
 ) -> None:
-    """Write running -> quarantined, the first of two traces; the caller rejects the delivery. Raises LeaseLost."""
+    """Write running -> quarantined, the first of two traces, and the debt for the second. Raises LeaseLost.
+
+    The caller rejects the delivery; when that is lost, the debt offers a message to reject after `offer_s` seconds.
+    """
     values = {
         "cause": cause,
         "reason": reason,
         "fingerprint": fingerprint,
+        "journal_reason": f"{failure}: {reason}",
+        "offer_s": offer_s,
         "failed": 1 if failed else 0,
     }
     holder.write(connection, QUARANTINE, ["quarantine", "quarantined"], values, in_transaction)

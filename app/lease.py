@@ -51,6 +51,7 @@ UPDATE workers SET stopped_at = clock_timestamp()
    AND NOT EXISTS (SELECT FROM jobs WHERE jobs.worker_id = workers.worker_id AND state = 'running')
 """
 SHAPE = struct.Struct("<Q16sd")
+LEAVING = SHAPE.size  # one byte behind the lease
 
 
 class SharedLease:
@@ -67,6 +68,15 @@ class SharedLease:
         SHAPE.pack_into(self._memory, 0, self._version, worker_id.bytes, trusted_until)
         self._version += 1
         struct.pack_into("<Q", self._memory, 0, self._version)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the worker was asked to stop; True for good once it is."""
+        return bool(self._memory[LEAVING])
+
+    def leave(self) -> None:
+        """Tell every child that the worker was asked to stop."""
+        self._memory[LEAVING] = 1
 
     def read(self) -> tuple[uuid.UUID, float]:
         """(worker id, trusted until, in `boottime_s`), never torn."""

@@ -49,9 +49,7 @@ SELECT 1 FROM job
 """
 
 
-def park(
-    connection: PgConnection, job_id: UUID, copy: int, worker_id: UUID, grace_s: float, offer_s: float
-) -> bool:
+def park(connection: PgConnection, job_id: UUID, copy: int, worker_id: UUID, grace_s: float, offer_s: float) -> bool:
     """Leave the job for others; True when its grace is over and it was quarantined: reject the delivery then."""
     values = {
         "job_id": str(job_id),

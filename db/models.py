@@ -13,6 +13,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     DateTime,
+    Double,
     Enum,
     ForeignKey,
     Identity,
@@ -89,6 +90,7 @@ class Job(Base):
     child_pid: Mapped[int | None]
     expire_early: Mapped[bool] = mapped_column(server_default=TRUE)
     not_before: Mapped[datetime | None]
+    last_delay_s: Mapped[float | None] = mapped_column(Double())
     expires_at: Mapped[datetime | None]
     parked_at: Mapped[datetime | None]
     checkpoint: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))

@@ -22,9 +22,11 @@ NAME_LIMIT = 255
 JSON_TYPE = "application/json"
 UTF8 = ("utf-8", "utf8", "us-ascii")
 LATEST_YEAR = 3000
+LONGEST_S = 1e9
+PAIR, PROTOCOL_2 = 2, 3
 
 
-def complaint(
+def complaint(  # noqa: PLR0911  # one return per complaint
     headers: Any, body: Any, content_type: Any, content_encoding: Any
 ) -> str | None:
     """Why the message cannot be read, or None. A body that is our own constant needs no parsing."""
@@ -53,7 +55,7 @@ def wrong_header(headers: Mapping[str, Any]) -> str | None:
     """The first optional header with a value that Celery would stumble over."""
     limits = headers.get("timelimit")
     if limits is not None and not (
-        isinstance(limits, list | tuple) and len(limits) == 2 and all(is_limit(limit) for limit in limits)
+        isinstance(limits, list | tuple) and len(limits) == PAIR and all(is_limit(limit) for limit in limits)
     ):
         return "timelimit"
     for name in ("eta", "expires"):
@@ -72,7 +74,7 @@ def wrong_header(headers: Mapping[str, Any]) -> str | None:
     return None
 
 
-def body_complaint(body: Any) -> str | None:
+def body_complaint(body: Any) -> str | None:  # noqa: PLR0911  # one return per complaint
     """Why the body is no `[args, kwargs, embed]` of protocol 2."""
     if not isinstance(body, bytes | bytearray | memoryview | str):
         return "the body is no text"
@@ -83,7 +85,7 @@ def body_complaint(body: Any) -> str | None:
         parsed = json.loads(raw.decode())
     except (ValueError, RecursionError) as error:
         return f"the body is no JSON ({type(error).__name__})"
-    if not (isinstance(parsed, list) and len(parsed) == 3):
+    if not (isinstance(parsed, list) and len(parsed) == PROTOCOL_2):
         return "the body is no list of arguments, keyword arguments and options"
     args, kwargs, embed = parsed
     if not isinstance(args, list):
@@ -111,16 +113,16 @@ def is_uuid(value: str) -> bool:
 
 def is_limit(value: Any) -> bool:
     """A time limit: nothing, or a positive number of seconds."""
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9)
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LONGEST_S)
 
 
 def is_time(value: Any) -> bool:
     """An ISO 8601 time (or seconds from now, for `expires`) that a calendar can hold."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return 0 <= value < 1e9
+        return 0 <= value < LONGEST_S
     if not isinstance(value, str):
         return False
     try:
-        return datetime.fromisoformat(value.replace("Z", "+00:00")).year < LATEST_YEAR
+        return datetime.fromisoformat(value).year < LATEST_YEAR
     except ValueError:
         return False

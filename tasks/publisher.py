@@ -22,8 +22,8 @@ from kombu.exceptions import ChannelError
 
 from app.errors import DeadsureError
 from app.outbox import Debt
-from tasks.inspection import BODY
 from tasks.headers import COPY, EPISODE, VERSION
+from tasks.inspection import BODY
 from tasks.topology import EXCHANGE, quarantine_queue, work_queue
 
 HEARTBEAT_S = 30

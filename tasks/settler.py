@@ -27,7 +27,7 @@ class Settle(Enum):
     REQUEUE = "requeue"
 
 
-class TryAgain(Exception):  # noqa: N818
+class TryAgain(Exception):
     """Raised by a work item whose other side is away."""
 
 
