@@ -20,10 +20,7 @@ def upgrade() -> None:
         sa.Column("currency", sa.Text(), nullable=False),
         sa.Column("active", sa.Boolean(), server_default=sa.text("true"), nullable=False),
         sa.Column(
-            "created_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "created_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.CheckConstraint("currency ~ '^[A-Z]{3}$'", name=op.f("ck_accounts_currency_code")),
         sa.CheckConstraint("position('@' in email) > 1", name=op.f("ck_accounts_email_has_at")),
@@ -38,10 +35,7 @@ def upgrade() -> None:
         sa.Column("cursor", postgresql.JSONB(), nullable=True),
         sa.Column("exhausted", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column(
-            "created_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "created_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("batch_id", name=op.f("pk_batches")),
@@ -53,15 +47,27 @@ def upgrade() -> None:
         sa.Column("episode", sa.SmallInteger(), nullable=True),
         sa.Column("copy", sa.BigInteger(), nullable=True),
         sa.Column("headers", postgresql.JSONB(), server_default=sa.text("'{}'"), nullable=False),
+        sa.Column("properties", postgresql.JSONB(), server_default=sa.text("'{}'"), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.Column("truncated", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("source", sa.Text(), server_default="broker", nullable=False),
         sa.Column(
-            "received_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "received_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
+        sa.CheckConstraint("source IN ('broker', 'task layer')", name=op.f("ck_dead_letters_source_known")),
         sa.PrimaryKeyConstraint("dead_letter_id", name=op.f("pk_dead_letters")),
         sa.UniqueConstraint("job_id", "episode", "copy", name=op.f("uq_dead_letters_job_id_episode_copy")),
+    )
+    op.create_index("ix_dead_letters_received", "dead_letters", ["received_at"], unique=False)
+    op.create_table(
+        "job_aliases",
+        sa.Column("alias_id", sa.UUID(), nullable=False),
+        sa.Column("job_id", sa.UUID(), nullable=False),
+        sa.Column(
+            "created_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
+        ),
+        sa.PrimaryKeyConstraint("alias_id", name=op.f("pk_job_aliases")),
     )
     op.create_table(
         "job_events",
@@ -84,12 +90,7 @@ def upgrade() -> None:
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("payload_digest", sa.LargeBinary(), nullable=False),
         sa.Column("result_key", sa.Text(), nullable=True),
-        sa.Column(
-            "pruned_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
-        ),
+        sa.Column("pruned_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.PrimaryKeyConstraint("job_id", name=op.f("pk_job_tombstones")),
     )
     op.create_table(
@@ -122,6 +123,10 @@ def upgrade() -> None:
         sa.Column("child_pid", sa.BigInteger(), nullable=True),
         sa.Column("expire_early", sa.Boolean(), server_default=sa.text("true"), nullable=False),
         sa.Column("not_before", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("last_delay_s", sa.Double(), nullable=True),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("parked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("checkpoint", postgresql.JSONB(none_as_null=True), nullable=True),
         sa.Column("cancel_requested", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("cause", sa.Text(), nullable=True),
         sa.Column("reason", sa.Text(), nullable=True),
@@ -131,16 +136,10 @@ def upgrade() -> None:
         sa.Column("trace_context", sa.Text(), nullable=True),
         sa.Column("parent_id", sa.UUID(), nullable=True),
         sa.Column(
-            "created_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "created_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column(
-            "changed_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "changed_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name=op.f("ck_jobs_running_has_owner")),
@@ -152,8 +151,7 @@ def upgrade() -> None:
             name=op.f("ck_jobs_terminal_has_finish_time"),
         ),
         sa.CheckConstraint(
-            "state <> 'quarantined' OR (cause IS NOT NULL AND episode > 0)",
-            name=op.f("ck_jobs_quarantined_has_cause"),
+            "state <> 'quarantined' OR (cause IS NOT NULL AND episode > 0)", name=op.f("ck_jobs_quarantined_has_cause")
         ),
         sa.CheckConstraint("state <> 'retry_wait' OR not_before IS NOT NULL", name=op.f("ck_jobs_retry_has_time")),
         sa.CheckConstraint(
@@ -184,17 +182,17 @@ def upgrade() -> None:
         sa.Column("priority", sa.SmallInteger(), server_default=sa.text("0"), nullable=False),
         sa.Column("correlation_id", sa.Text(), nullable=False),
         sa.Column("trace_context", sa.Text(), nullable=True),
+        sa.Column("kind", sa.Text(), server_default="wake", nullable=False),
+        sa.Column("episode", sa.SmallInteger(), server_default=sa.text("1"), nullable=False),
         sa.Column("sends", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
         sa.Column("due_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.Column("sent_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("returned_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("returned_reason", sa.Text(), nullable=True),
         sa.Column(
-            "created_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "created_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
+        sa.CheckConstraint("kind IN ('wake', 'trace')", name=op.f("ck_outbox_kind_known")),
         sa.CheckConstraint("(sends = 0) = (sent_at IS NULL)", name=op.f("ck_outbox_sent_has_time")),
         sa.CheckConstraint("sends >= 0", name=op.f("ck_outbox_sends_not_negative")),
         sa.PrimaryKeyConstraint("job_id", name=op.f("pk_outbox")),
@@ -239,10 +237,7 @@ def upgrade() -> None:
         sa.Column("pooled", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("knows", postgresql.JSONB(), server_default=sa.text("'[]'"), nullable=False),
         sa.Column(
-            "started_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "started_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("locked_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("lease_until", sa.DateTime(timezone=True), nullable=False),
@@ -269,10 +264,7 @@ def upgrade() -> None:
         sa.Column("idempotency_key", sa.Text(), nullable=False),
         sa.Column("result", postgresql.JSONB(none_as_null=True), nullable=True),
         sa.Column(
-            "started_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "started_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint(
@@ -303,10 +295,7 @@ def upgrade() -> None:
         sa.Column("order_id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
         sa.Column("account_id", sa.BigInteger(), nullable=False),
         sa.Column(
-            "ordered_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "ordered_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("status", sa.Text(), server_default="placed", nullable=False),
         sa.Column("sku", sa.Text(), nullable=False),
@@ -335,10 +324,7 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("attempt", sa.BigInteger(), nullable=False),
         sa.Column(
-            "quarantined_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "quarantined_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("dead_lettered_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("closed_at", sa.DateTime(timezone=True), nullable=True),
@@ -359,9 +345,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_index(
-        "ix_quarantine_entries_open",
-        table_name="quarantine_entries",
-        postgresql_where=sa.text("closed_at IS NULL"),
+        "ix_quarantine_entries_open", table_name="quarantine_entries", postgresql_where=sa.text("closed_at IS NULL")
     )
     op.drop_table("quarantine_entries")
     op.drop_index(op.f("ix_orders_account_id_ordered_at"), table_name="orders")
@@ -370,9 +354,7 @@ def downgrade() -> None:
     op.drop_table("ledger_entries")
     op.drop_table("effects")
     op.drop_index(
-        "ix_workers_live",
-        table_name="workers",
-        postgresql_where=sa.text("stopped_at IS NULL AND lost_at IS NULL"),
+        "ix_workers_live", table_name="workers", postgresql_where=sa.text("stopped_at IS NULL AND lost_at IS NULL")
     )
     op.drop_table("workers")
     op.drop_table("schema_compatibility")
@@ -389,6 +371,8 @@ def downgrade() -> None:
     op.drop_table("jobs")
     op.drop_table("job_tombstones")
     op.drop_table("job_events")
+    op.drop_table("job_aliases")
+    op.drop_index("ix_dead_letters_received", table_name="dead_letters")
     op.drop_table("dead_letters")
     op.drop_table("batches")
     op.drop_table("accounts")
