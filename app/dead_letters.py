@@ -23,29 +23,29 @@ TEXT_LIMIT, DEPTH_LIMIT, ITEMS_LIMIT = 2000, 8, 100
 STORE = """
 WITH letter AS (
     INSERT INTO dead_letters (job_id, episode, copy, headers, properties, body, truncated, reason, source)
-    VALUES (%(job_id)s, %(episode)s, %(copy)s, %(headers)s::jsonb, %(properties)s::jsonb, %(body)s, %(truncated)s,
+    VALUES (%(job_id)s::uuid, %(episode)s::smallint, %(copy)s::bigint, %(headers)s::jsonb, %(properties)s::jsonb, %(body)s, %(truncated)s,
             %(reason)s, %(source)s)
     ON CONFLICT (job_id, episode, copy) DO NOTHING
 ), stamped AS (
     UPDATE quarantine_entries entry SET dead_lettered_at = clock_timestamp()
       FROM jobs
-     WHERE entry.job_id = %(job_id)s AND entry.episode = %(episode)s AND dead_lettered_at IS NULL
+     WHERE entry.job_id = %(job_id)s::uuid AND entry.episode = %(episode)s::smallint AND dead_lettered_at IS NULL
        AND jobs.job_id = entry.job_id AND jobs.state = 'quarantined' AND jobs.episode = entry.episode
     RETURNING entry.job_id
 ), paid AS (
     DELETE FROM outbox USING stamped
-     WHERE outbox.job_id = stamped.job_id AND kind = 'trace' AND outbox.episode = %(episode)s
+     WHERE outbox.job_id = stamped.job_id AND kind = 'trace' AND outbox.episode = %(episode)s::smallint
 ), again AS (
     UPDATE outbox SET due_at = least(due_at, clock_timestamp())
       FROM jobs
-     WHERE outbox.job_id = %(job_id)s AND kind = 'wake' AND sends > 0 AND outbox.episode = %(episode)s
+     WHERE outbox.job_id = %(job_id)s::uuid AND kind = 'wake' AND sends > 0 AND outbox.episode = %(episode)s::smallint
        AND jobs.job_id = outbox.job_id AND jobs.state IN ('queued', 'retry_wait')
     RETURNING outbox.job_id
 ), journal AS (
     INSERT INTO job_events (job_id, event, copy, reason)
-    SELECT job_id, 'dead_lettered', %(copy)s, %(source)s FROM stamped
+    SELECT job_id, 'dead_lettered', %(copy)s::bigint, %(source)s FROM stamped
     UNION ALL
-    SELECT job_id, 'dead_lettered', %(copy)s, 'given up by the broker; the debt is due again' FROM again
+    SELECT job_id, 'dead_lettered', %(copy)s::bigint, 'given up by the broker; the debt is due again' FROM again
 )
 SELECT (SELECT count(*) FROM stamped), (SELECT count(*) FROM again)
 """
