@@ -6,14 +6,10 @@ worker; threads start after the fork. Order at the end: the pool has stopped bef
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
-from types import FrameType
 from typing import Any
 
-import billiard
 import click
 import psycopg2
 from celery import bootsteps, signals
@@ -31,7 +27,6 @@ from tasks.consumer import NoteSettlements
 from tasks.leaver import Leaver
 from tasks.services import begin_services, end_services, services
 
-GROUP_SIGNAL_S = 1.0  # how long a child waits for its main process to have had the same signal
 leavers: list[Leaver] = []
 
 
@@ -74,21 +69,8 @@ def register_worker(sender: Any = None, instance: Any = None, **_: Any) -> None:
 
 @signals.worker_process_init.connect
 def enter_child(**_: Any) -> None:
-    """In a child: let go of the main process' database sockets, and outlive a SIGTERM meant for the whole group."""
+    """In a child: let go of the main process' database sockets."""
     disown_inherited()
-    if billiard.current_process().name != "MainProcess":
-        signal.signal(signal.SIGTERM, on_child_term)
-
-
-def on_child_term(_number: int, _frame: FrameType | None) -> None:
-    """A SIGTERM that reached the whole group: the main process decides. One meant for this child alone ends it."""
-    until = time.monotonic() + GROUP_SIGNAL_S
-    while time.monotonic() < until:
-        if services().keeper.shared.leaving:
-            return
-        time.sleep(0.01)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @signals.worker_shutting_down.connect
