@@ -38,12 +38,15 @@ WITH room AS (
     SELECT job_id FROM outbox
      WHERE queue = %(queue)s AND sends > 0 AND due_at <= statement_timestamp()
      ORDER BY due_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
+), taken AS (
+    UPDATE outbox
+       SET sends = sends + 1, sent_at = clock_timestamp(), returned_at = NULL, returned_reason = NULL,
+           due_at = clock_timestamp() + make_interval(secs => least(%(first_s)s * 2.0 ^ least(sends, 30), %(max_s)s))
+     WHERE job_id IN (SELECT job_id FROM first_sends UNION ALL SELECT job_id FROM resends)
+    RETURNING job_id, type, schema_version, priority, correlation_id, trace_context, sends, created_at
 )
-UPDATE outbox
-   SET sends = sends + 1, sent_at = clock_timestamp(), returned_at = NULL, returned_reason = NULL,
-       due_at = clock_timestamp() + make_interval(secs => least(%(first_s)s * 2.0 ^ least(sends, 30), %(max_s)s))
- WHERE job_id IN (SELECT job_id FROM first_sends UNION ALL SELECT job_id FROM resends)
-RETURNING job_id, type, schema_version, priority, correlation_id, trace_context, sends
+SELECT job_id, type, schema_version, priority, correlation_id, trace_context, sends
+  FROM taken ORDER BY priority DESC, created_at
 """
 NEXT_DUE = """
 SELECT extract(epoch FROM least(
