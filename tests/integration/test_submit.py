@@ -21,6 +21,7 @@ from celery import chain, chord, group
 from psycopg2.extensions import cursor as PgCursor
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from app import settings as app_settings
@@ -30,7 +31,7 @@ from app.job_types import JobType
 from app.settings import Settings
 from app.states import State
 from app.submit import NewJob, Submitted
-from db.session import autocommit_pool, engine, rows
+from db.session import autocommit_pool, engine, one, rows
 from tests.integration.scene import PLAIN, Background, Number, Scene, kill_sessions
 from tests.nodes.proxy import Proxy
 from tests.nodes.waiting import wait_for
@@ -341,6 +342,18 @@ def test_a_payload_that_json_cannot_carry(what: str) -> None:
         submit.alone(submit.prepare(ANYTHING, Anything(data=UNSTORABLE[what])))
 
 
+class Measured(BaseModel):
+    value: float
+
+
+@pytest.mark.usefixtures("nothing_written")
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_none(value: float) -> None:
+    measured = JobType(name="scene.measured", payload=Measured)
+    with pytest.raises(InvalidPayload):
+        submit.prepare(measured, Measured(value=value))
+
+
 @pytest.mark.parametrize("data", ["\\u0000", "\\\\u0000", "😀", "\x7f", 10**300, 1e-300, nested(200), {"": ""}])
 def test_a_payload_that_only_looks_as_if(scene: Scene, data: Any) -> None:
     answer = submit.alone(submit.prepare(ANYTHING, Anything(data=data)))
@@ -424,11 +437,12 @@ def test_always_eager_is_refused(jobs: Any) -> None:
 @pytest.mark.usefixtures("nothing_written", "eager")
 @pytest.mark.parametrize("way", ["submit", "submit_many"])
 def test_always_eager_is_refused_in_a_session_too(jobs: Any, business: Engine, way: str) -> None:
-    with Session(business) as session, session.begin(), pytest.raises(UnsupportedOption, match="always_eager"):
-        if way == "submit":
-            jobs.leased_effect.submit(session, n=1)
-        else:
-            jobs.leased_effect.submit_many(session, [{"n": 1}])
+    submit_one: Callable[[Session], Any] = {
+        "submit": lambda session: jobs.leased_effect.submit(session, n=1),
+        "submit_many": lambda session: jobs.leased_effect.submit_many(session, [{"n": 1}]),
+    }[way]
+    with Session(business) as session, pytest.raises(UnsupportedOption, match="always_eager"):
+        submit_one(session)
 
 
 # the caller's transaction
@@ -608,9 +622,8 @@ def in_own_session(business: Engine, job: NewJob) -> Submitted:
 def test_the_second_submit_of_a_key_waits_for_the_first(
     scene: Scene, business: Engine, first: str, second: str
 ) -> None:
-    again = (
-        partial(submit.alone, keyed("k", 1)) if second == "alone" else partial(in_own_session, business, keyed("k", 1))
-    )
+    job = keyed("k", 1)
+    again = partial(submit.alone, job) if second == "alone" else partial(in_own_session, business, job)
     with Session(business) as session:
         made = submit.in_session(session, [keyed("k", 1)])[0]
         other = Background(again)
@@ -727,9 +740,8 @@ def test_the_callers_session_was_killed_before_its_commit(scene: Scene, jobs: An
         jobs.leased_effect.submit(session, n=1)
         pid = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
         rows(scene.eyes, "SELECT pg_terminate_backend(%s, 5000)", (pid,))
-        with pytest.raises(Exception, match="terminat|closed"):
+        with pytest.raises(DBAPIError):
             session.commit()
-            session.execute(text("SELECT 1"))
     assert scene.picture() == before
 
 
@@ -738,18 +750,17 @@ def test_an_answer_that_was_lost_after_the_commit_makes_one_job(
 ) -> None:
     """The connection breaks when the job is committed and the caller has not heard of it."""
     jobs.leased_effect.delay(n=0)
-    real = submit.one
-    calls = []
+    calls: list[str] = []
 
     def breaking(connection: Any, sql: str, values: Any) -> Any:
-        answer = real(connection, sql, values)
+        answer = one(connection, sql, values)
         if not calls:
             calls.append(sql)
             connection.close()
             raise psycopg2.OperationalError("server closed the connection unexpectedly")
         return answer
 
-    monkeypatch.setattr(submit, "one", breaking)
+    monkeypatch.setattr("app.submit.one", breaking)
     job_id = jobs.leased_effect.delay(n=1).id
     assert jobs_in(scene) == 2
     assert scene.journal(uuid.UUID(job_id)) == ["submit"]
