@@ -9,7 +9,7 @@ An early resend needs evidence that messages were lost. An empty queue is none (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -61,7 +61,8 @@ EVIDENCE = """
 UPDATE outbox
    SET due_at = least(due_at, greatest(clock_timestamp(),
                       sent_at + make_interval(secs => %(age_s)s * 2.0 ^ least(sends - 1, 30))))
- WHERE job_id IN (SELECT job_id FROM outbox WHERE queue = %(queue)s AND sends > 0 FOR NO KEY UPDATE SKIP LOCKED)
+ WHERE job_id IN (SELECT job_id FROM outbox WHERE queue = %(queue)s AND sends > 0
+                     AND job_id <> ALL (%(waiting)s::uuid[]) FOR NO KEY UPDATE SKIP LOCKED)
 """
 RETURNED = """
 WITH lost AS (
@@ -99,7 +100,7 @@ def take(connection: PgConnection, queue: str, settings: Settings) -> list[Debt]
         "first_s": settings.resend_first_s,
         "max_s": settings.resend_max_s,
     }
-    return [Debt(*row) for row in rows(connection, TAKE, values)]
+    return [Debt(UUID(job_id), *rest) for job_id, *rest in rows(connection, TAKE, values)]
 
 
 def next_due_s(connection: PgConnection, queue: str) -> float | None:
@@ -114,9 +115,13 @@ def unpaid(connection: PgConnection, queue: str) -> int:
     return int(row[0]) if row else 0
 
 
-def note_loss(connection: PgConnection, queue: str, age_s: float) -> None:
-    """There is evidence that the broker lost messages: unpaid debts fall due at `age_s`, doubling with each send."""
-    rows(connection, EVIDENCE, {"queue": queue, "age_s": age_s})
+def note_loss(connection: PgConnection, queue: str, age_s: float, waiting: Collection[UUID] = ()) -> None:
+    """There is evidence that the broker lost messages: unpaid debts fall due at `age_s`, doubling with each send.
+
+    Jobs in `waiting` are known to have a message in the queue.
+    """
+    values = {"queue": queue, "age_s": age_s, "waiting": [str(job_id) for job_id in waiting]}
+    rows(connection, EVIDENCE, values)
 
 
 def note_returned(connection: PgConnection, returned: Sequence[tuple[UUID, str]], age_s: float) -> None:
