@@ -144,6 +144,8 @@ def test_the_work_queue_is_deleted_while_the_relay_runs(
     assert "routing key 'jobs'" in seen[0][0]
     wait_for(lambda: outcomes.events("returned", unroutable.id), 30, "the journal says it came back")
     wait_for(lambda: outcomes.events("published", unroutable.id), 30, "it was published again")
+    assert {event.copy for event in outcomes.events("returned", unroutable.id)} == {1}
+    assert {event.copy for event in outcomes.events("published", unroutable.id)} == {2}, "what came back is not kept"
     wait_for(lambda: len(outcomes.events("published", lost.id)) > 1, 30, "so was what the queue had held")
     start_worker(options=["--without-relay"])
     outcomes.wait_all_succeeded(2)
