@@ -63,6 +63,7 @@ services: setup ## Start private PostgreSQL, RabbitMQ and Valkey, migrate, write
 
 stop: ## Stop what 'make services' started; data stays
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m app.stack down; fi
+	@if [ -d var/demo/stack ]; then $(BIN)/python -m app.stack down --root var/demo/stack; fi
 
 bench: setup ## Measure against plain Celery (QUICK=1: shorter, PEERS=1: other job systems too)
 	@$(BIN)/python -m app.stack install-rabbitmq
@@ -79,5 +80,7 @@ lock: ## Resolve the dependencies again and rewrite both lock files
 
 clean: ## Stop the servers and delete .venv, caches and everything below var/
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m app.stack destroy; fi
+	@if [ -d var/demo/stack ]; then $(BIN)/python -m app.stack destroy --root var/demo/stack; fi
+	@if ls -d var/test-* >/dev/null 2>&1; then echo "A test run is using var/test-*: let it end first." >&2; exit 1; fi
 	@rm -rf $(VENV) var build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

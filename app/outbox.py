@@ -11,7 +11,7 @@ An early resend needs evidence that messages were lost. An empty queue is none (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -28,7 +28,8 @@ LISTEN = f"LISTEN {CHANNEL}"
 TAKE = """
 WITH room AS (
     SELECT CASE WHEN count(*) > 0.75 * %(window)s THEN 0 ELSE least(%(batch)s, %(window)s - count(*)) END AS free
-      FROM (SELECT FROM outbox WHERE queue = %(queue)s AND sends > 0 LIMIT %(window)s) AS unpaid
+      FROM (SELECT FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity'
+             LIMIT %(window)s) AS unpaid
 ), first_sends AS (
     SELECT due.job_id
       FROM generate_series(9, 0, -1) AS level (priority), LATERAL (
@@ -41,14 +42,16 @@ WITH room AS (
     SELECT job_id FROM outbox
      WHERE queue = %(queue)s AND sends > 0 AND due_at <= statement_timestamp()
      ORDER BY due_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
+), taken AS (
+    UPDATE outbox
+       SET sends = sends + 1, sent_at = clock_timestamp(), returned_at = NULL, returned_reason = NULL,
+           due_at = CASE WHEN kind = 'trace' AND sends + 1 >= %(offers)s THEN 'infinity' ELSE clock_timestamp()
+                         + make_interval(secs => least(%(first_s)s * 2.0 ^ least(sends, 30), %(max_s)s)) END
+     WHERE job_id IN (SELECT job_id FROM first_sends UNION ALL SELECT job_id FROM resends)
+    RETURNING job_id, kind, type, schema_version, priority, correlation_id, trace_context, episode, sends, created_at
 )
-UPDATE outbox
-   SET sends = sends + 1, sent_at = clock_timestamp(), returned_at = NULL, returned_reason = NULL,
-       due_at = CASE WHEN kind = 'trace' AND sends + 1 >= %(offers)s THEN 'infinity'
-                     ELSE clock_timestamp()
-                          + make_interval(secs => least(%(first_s)s * 2.0 ^ least(sends, 30), %(max_s)s)) END
- WHERE job_id IN (SELECT job_id FROM first_sends UNION ALL SELECT job_id FROM resends)
-RETURNING job_id, kind, type, schema_version, priority, correlation_id, trace_context, episode, sends
+SELECT job_id, kind, type, schema_version, priority, correlation_id, trace_context, episode, sends
+  FROM taken ORDER BY priority DESC, created_at
 """
 NEXT_DUE = """
 SELECT extract(epoch FROM least(
@@ -58,13 +61,13 @@ SELECT extract(epoch FROM least(
     (SELECT due_at FROM outbox WHERE queue = %(queue)s AND sends > 0 ORDER BY due_at LIMIT 1)
 ) - clock_timestamp())::float8
 """
-UNPAID = "SELECT count(*) FROM outbox WHERE queue = %(queue)s AND sends > 0"
+UNPAID = "SELECT count(*) FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity'"
 EVIDENCE = """
 UPDATE outbox
    SET due_at = least(due_at, greatest(clock_timestamp(),
                       sent_at + make_interval(secs => %(age_s)s * 2.0 ^ least(sends - 1, 30))))
  WHERE job_id IN (SELECT job_id FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity'
-                   FOR NO KEY UPDATE SKIP LOCKED)
+                     AND job_id <> ALL (%(waiting)s::uuid[]) FOR NO KEY UPDATE SKIP LOCKED)
 """
 RETURNED = """
 WITH lost AS (
@@ -105,7 +108,7 @@ def take(connection: PgConnection, queue: str, settings: Settings) -> list[Debt]
         "max_s": settings.resend_max_s,
         "offers": TRACE_OFFERS,
     }
-    return [Debt(*row) for row in rows(connection, TAKE, values)]
+    return [Debt(UUID(job_id), *rest) for job_id, *rest in rows(connection, TAKE, values)]
 
 
 def next_due_s(connection: PgConnection, queue: str) -> float | None:
@@ -120,9 +123,13 @@ def unpaid(connection: PgConnection, queue: str) -> int:
     return int(row[0]) if row else 0
 
 
-def note_loss(connection: PgConnection, queue: str, age_s: float) -> None:
-    """There is evidence that the broker lost messages: unpaid debts fall due at `age_s`, doubling with each send."""
-    rows(connection, EVIDENCE, {"queue": queue, "age_s": age_s})
+def note_loss(connection: PgConnection, queue: str, age_s: float, waiting: Collection[UUID] = ()) -> None:
+    """There is evidence that the broker lost messages: unpaid debts fall due at `age_s`, doubling with each send.
+
+    Jobs in `waiting` are known to have a message in the queue.
+    """
+    values = {"queue": queue, "age_s": age_s, "waiting": [str(job_id) for job_id in waiting]}
+    rows(connection, EVIDENCE, values)
 
 
 def note_returned(connection: PgConnection, returned: Sequence[tuple[UUID, str]], age_s: float) -> None:

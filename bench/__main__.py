@@ -1,6 +1,6 @@
 """`python -m bench`: Deadsure beside plain Celery on private servers; a table, and `bench/results.json`.
 
-Repetitions are interleaved, so that noise of the machine meets all systems alike; nothing is asserted by time.
+Systems take turns phase by phase, so that noise of the machine meets all alike; nothing is asserted by time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import psutil
 
 from app.stack import temporary_stack
 from bench import report
-from bench.phases import Figures, Run, Sizes
+from bench.phases import PHASES, Figures, Run, Sizes
 from bench.programs import Programs
 from bench.servers import Servers
 from bench.systems import SYSTEMS
@@ -48,21 +48,24 @@ def main(
     logs = ROOT / "logs"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
+    phases = [name for name in PHASES if name != "recovery" or not (quick or no_recovery)]
     runs: dict[str, list[Figures]] = {name: [] for name in names}
     with temporary_stack(ROOT, valkey=False) as stack:
         servers = Servers(stack)
-        servers.refresh()
+        sites = {name: servers.site(name) for name in names}
         about = {"machine": machine(), "versions": {**servers.versions(), **packages()}}
         for repetition in range(1, reps + 1):
-            for name in names:
-                run = Run(Programs(SYSTEMS[name], servers, logs), servers, sizes)
-                found = run.repetition()
-                if not (quick or no_recovery):
-                    found["recovery"] = run.recovery()
-                runs[name].append(found)
-                click.echo(f"{time.strftime('%H:%M:%S')} {repetition}/{reps} {name}: {line(found)}", err=True)
-                results = combine(about, runs, sizes)
-                output.write_text(json.dumps(results, indent=1) + "\n")
+            systems = {
+                name: Run(Programs(SYSTEMS[name], sites[name], logs.resolve()), sites[name], sizes) for name in names
+            }
+            for phase in phases:
+                for run in systems.values():
+                    run.phase(phase)
+            for name, run in systems.items():
+                runs[name].append(run.figures)
+                click.echo(f"{time.strftime('%H:%M:%S')} {repetition}/{reps} {name}: {line(run.figures)}", err=True)
+            results = combine(about, runs, sizes)
+            output.write_text(json.dumps(results, indent=1) + "\n")
     print(report.table(results))
     print(f"\n{machine()}\n{about['versions']}\nwritten to {output}")
     sys.exit(any("broken" in system for system in results["systems"].values()))
@@ -83,8 +86,9 @@ def combine(about: dict[str, Any], runs: dict[str, list[Figures]], sizes: Sizes)
 def line(found: Figures) -> str:
     """One repetition in one line."""
     values = " ".join(f"{name}={value:.4g}" for name, value in report.figures(found).items())
-    broken = found.get("broken") or found.get("recovery", {}).get("broken")
-    return f"{values} BROKEN: {broken}" if broken else values
+    foreign = max((phase["foreign_cores"] for phase in found.values() if "foreign_cores" in phase), default=0.0)
+    noise = f" (others used up to {foreign:.1f} cores)" if foreign > 0.2 else ""
+    return f"{values}{noise} BROKEN {found['broken']}" if "broken" in found else values + noise
 
 
 def machine() -> str:

@@ -11,10 +11,8 @@ import time
 from importlib import import_module
 from typing import Any
 
-from bench.effects import WARM_UP
+from bench.effects import STEADY_FIRST, WARM_UP
 from bench.systems import SYSTEMS
-
-STEADY_FIRST = 10_000_000
 
 
 def submit(tasks: dict[str, Any], count: int) -> dict[str, Any]:

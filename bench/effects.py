@@ -20,6 +20,7 @@ CREATE TABLE bench_starts (n bigint NOT NULL, at timestamptz NOT NULL DEFAULT cl
 EFFECT = "INSERT INTO bench_effects (n) VALUES (%s)"
 START = "INSERT INTO bench_starts (n) VALUES (%s) RETURNING (SELECT count(*) FROM bench_starts WHERE n = %s)"
 SLEEP_S = 2.0
+STEADY_FIRST = 10_000_000  # the first job of light load
 WARM_UP = -1  # the job that connects a client or a worker before the clock starts
 
 _notes: dict[int, int] = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from bench.servers import Servers
+from bench.servers import Site
 from bench.systems import System
 
 OURS = ("DEADSURE_", "DATABASE_URL", "BROKER_URL", "RABBITMQ_", "REDIS_URL", "BENCH_")
@@ -23,9 +23,9 @@ CLIENT_TIMEOUT_S = 300.0
 
 
 class Programs:
-    """The processes of one system on `servers`; their output goes to a log in `directory`."""
+    """The processes of one system at `site`; their output goes to a log in `directory`."""
 
-    def __init__(self, system: System, servers: Servers, directory: Path) -> None:
+    def __init__(self, system: System, site: Site, directory: Path) -> None:
         self.system = system
         self.ends = directory / f"{system.name}.ends"
         self.log = directory / f"{system.name}.log"
@@ -33,8 +33,8 @@ class Programs:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
         self._environment: Mapping[str, str] = {
             **inherited,
-            "DATABASE_URL": servers.database_url,
-            "BROKER_URL": servers.broker_url,
+            "DATABASE_URL": site.database_url,
+            "BROKER_URL": site.broker_url,
             "BENCH_ENDS": str(self.ends),
         }
 

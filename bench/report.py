@@ -52,6 +52,10 @@ def summary(repetitions: Sequence[Repetition]) -> dict[str, Any]:
         else:
             found[name] = round(statistics.median(values), 3)
     found["spread"] = spread
+    found["foreign_cores"] = max(
+        (phase["foreign_cores"] for one in repetitions for phase in one.values() if "foreign_cores" in phase),
+        default=0.0,
+    )
     found["cpu_ms_per_job"] = {
         phase: medians([one[phase]["cpu_ms"] for one in repetitions if phase in one])
         for phase in ("submit", "bulk", "drain", "drain_window", "light")
@@ -64,7 +68,6 @@ def summary(repetitions: Sequence[Repetition]) -> dict[str, Any]:
             [{key: one[key] for key in ("wal_bytes_per_job", "commits_per_job")} for one in drains]
         )
     broken = [one["broken"] for one in repetitions if "broken" in one]
-    broken += [one["recovery"]["broken"] for one in repetitions if "broken" in one.get("recovery", {})]
     if broken:
         found["broken"] = broken
     return found

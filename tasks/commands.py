@@ -9,6 +9,7 @@ from types import FrameType
 import tasks
 from app.cli.main import database, deadsure
 from app.cli.output import reporting_errors
+from app.demo.command import demo
 from app.job_types import queues
 from app.journal import JournalWriter, configure_logging, log
 from app.settings import settings
@@ -46,5 +47,7 @@ def relay_command() -> None:
     for thread in (relay, intake, sweeper, journal):
         thread.stop()
 
+
+deadsure.add_command(demo)
 
 __all__ = ["deadsure"]

@@ -27,6 +27,7 @@ from tasks.inspection import BODY
 from tasks.topology import EXCHANGE, quarantine_queue, work_queue
 
 HEARTBEAT_S = 30
+LAST_ON_REDIS = 9  # kombu's Redis transport serves priority 0 first
 
 
 class PublishError(DeadsureError):
@@ -82,6 +83,11 @@ class Publisher:
         self._tag = 0
         self.depths: dict[str, int] = {}
         self.created: list[str] = []
+        self.errors: tuple[type[BaseException], ...] = (
+            *self._connection.connection_errors,
+            *self._connection.channel_errors,
+            OSError,
+        )
 
     def open(self) -> None:
         """Connect, declare the topology; `created` names queues that were missing. Raises the transport's errors."""
@@ -111,7 +117,7 @@ class Publisher:
                     content_encoding="utf-8",
                     headers=headers(debt),
                     correlation_id=debt.correlation_id,
-                    priority=debt.priority,
+                    priority=LAST_ON_REDIS - debt.priority,
                 )
                 self._outcome.confirmed.append(debt)
             return self._outcome
@@ -162,6 +168,20 @@ class Publisher:
     def depth(self, queue: str) -> int:
         """Messages that are ready in a queue; 0 when it is not there."""
         return self.depths.get(queue, 0)
+
+    def waiting(self, queue: str) -> set[UUID]:
+        """Jobs whose message can be seen in the queue; only Redis/Valkey shows its queues."""
+        if self.amqp:
+            return set()
+        channel = self._producer.channel
+        # kombu keeps one list for each priority step and names it by this method alone.
+        lists = [channel._q_for_pri(queue, step) for step in channel.priority_steps]  # noqa: SLF001
+        found = set()
+        for name in lists:
+            for entry in channel.client.lrange(name, 0, -1):
+                with suppress(ValueError, KeyError, TypeError):
+                    found.add(UUID(json.loads(entry)["headers"]["id"]))
+        return found
 
     def close(self) -> None:
         """Drop the connection without waiting for a broker that may be gone."""

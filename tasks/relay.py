@@ -7,6 +7,7 @@ Outages of database or broker end in a jittered pause and a new connection, neve
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import psycopg2
+from amqp.exceptions import PreconditionFailed
 from psycopg2.extensions import connection as PgConnection
 
 from app import outbox
@@ -38,6 +40,7 @@ class Relay(threading.Thread):
         self._loss = threading.Event()
         self._reader, self._writer = socket.socketpair()
         self._going = True
+        self._tries = 0
 
     def note_loss(self) -> None:
         """Evidence from outside that messages were lost (a dead worker on a broker that does not give them back)."""
@@ -53,23 +56,35 @@ class Relay(threading.Thread):
 
     def run(self) -> None:
         """Pay debts until stopped."""
-        tries = 0
         while self._going:
             try:
                 self._connect()
-                tries = self._work(tries)
+                self._work()
+            except PreconditionFailed as error:
+                log.error(
+                    "relay.queue_differs",
+                    detail=str(error.reply_text),
+                    consequence="nothing is published; a queue's arguments cannot change in place",
+                    next_step="delete the queue (rabbitmqctl delete_queue NAME): its jobs are in the database, "
+                    "and are sent again to the new one",
+                )
+                self._pause(database=False)
             except Exception as error:  # noqa: BLE001  # whatever broke, the relay comes back
                 log.log(
-                    30 if tries == 0 else 20,
+                    logging.WARNING if self._tries == 0 else logging.INFO,
                     "relay.interrupted",
                     error=type(error).__name__,
                     detail=str(error) if isinstance(error, PublishError) else None,
                     consequence="debts wait in the database; connecting again",
                 )
-                self._drop(database=isinstance(error, psycopg2.Error))
-                self._sleep(pause_s(tries, 0.1, 5.0))
-                tries += 1
+                self._pause(database=isinstance(error, psycopg2.Error))
         self._drop(database=True)
+
+    def _pause(self, *, database: bool) -> None:
+        """Drop the connections that broke and wait, longer each time in a row."""
+        self._drop(database=database)
+        self._sleep(pause_s(self._tries, 0.1, 5.0))
+        self._tries += 1
 
     def _connect(self) -> None:
         if self._database is None or self._database.closed:
@@ -91,10 +106,16 @@ class Relay(threading.Thread):
             )
             if lost:
                 log.warning("relay.loss_noticed", queue=queue, recreated=queue in publisher.created)
-                outbox.note_loss(self._database, queue, self._settings.evidence_age_s)
+                self._note_loss(queue)
 
-    def _work(self, tries: int) -> int:
-        """Pay until there is an error; returns 0 once something went well."""
+    def _note_loss(self, queue: str) -> None:
+        """Make the debts due whose message is not to be seen."""
+        assert self._database is not None
+        assert self._publisher is not None
+        outbox.note_loss(self._database, queue, self._settings.evidence_age_s, self._publisher.waiting(queue))
+
+    def _work(self) -> None:
+        """Pay until there is an error."""
         assert self._database is not None
         assert self._publisher is not None
         pause = FULL_PAUSE_FIRST_S
@@ -102,10 +123,10 @@ class Relay(threading.Thread):
             if self._loss.is_set():
                 self._loss.clear()
                 for queue in self._queues:
-                    outbox.note_loss(self._database, queue, self._settings.evidence_age_s)
+                    self._note_loss(queue)
             self._database.notifies.clear()
             moved = sum(self._pay(queue) for queue in self._queues)
-            tries = 0
+            self._tries = 0
             if moved >= self._settings.batch:
                 continue
             wait_s = self._wait_s()
@@ -116,7 +137,6 @@ class Relay(threading.Thread):
                 wait_s, pause = pause, min(pause * 2, self._settings.poll_s)
             self._sleep(wait_s)
             self._publisher.idle()
-        return tries
 
     def _pay(self, queue: str) -> int:
         assert self._database is not None

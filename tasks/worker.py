@@ -12,11 +12,12 @@ from typing import Any
 
 import click
 import psycopg2
+from amqp.exceptions import PreconditionFailed
 from celery import bootsteps, signals
 
 from app.clock import pause_s
 from app.errors import ConfigurationError
-from app.job_types import REGISTRY
+from app.job_types import REGISTRY, queues
 from app.journal import configure_logging, log
 from app.lease import Keeper
 from app.settings import settings
@@ -25,6 +26,7 @@ from db.session import connect, disown_inherited
 from tasks.application import app
 from tasks.consumer import NoteSettlements
 from tasks.leaver import Leaver
+from tasks.publisher import Publisher
 from tasks.services import begin_services, end_services, services
 
 leavers: list[Leaver] = []
@@ -51,6 +53,7 @@ def register_worker(sender: Any = None, instance: Any = None, **_: Any) -> None:
                 connection = connect(url, "deadsure start")
                 check(connection)
                 connection.close()
+                check_topology()
                 keeper.start_lease()
                 break
             except psycopg2.OperationalError as error:
@@ -65,6 +68,22 @@ def register_worker(sender: Any = None, instance: Any = None, **_: Any) -> None:
         click.echo(f"deadsure: {error}", err=True)
         sys.exit(78)  # EX_CONFIG: a supervisor's restart does not help
     begin_services(keeper)
+
+
+def check_topology() -> None:
+    """Raise ConfigurationError when a queue exists with other arguments; a broker that is away is waited for later."""
+    publisher = Publisher(settings().need_broker(), queues(), settings().confirm_timeout_s)
+    try:
+        publisher.open()
+    except PreconditionFailed as error:
+        raise ConfigurationError(
+            f"the broker has a queue with other arguments than this release declares ({error.reply_text}); stop the "
+            "workers and delete it (rabbitmqctl delete_queue NAME): its jobs are in the database and are sent again"
+        ) from error
+    except publisher.errors:
+        log.warning("broker.away", consequence="the worker starts, and connects when the broker is back")
+    finally:
+        publisher.close()
 
 
 @signals.worker_process_init.connect

@@ -15,6 +15,8 @@ def main() -> None:
     (found,) = entry_points(group="deadsure.commands", name="deadsure")
     try:
         command: click.Group = found.load()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ConfigurationError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)

@@ -50,7 +50,7 @@ class Postgres(Server):
     @property
     def url(self) -> str:
         """SQLAlchemy URL of the database `deadsure`, driver named."""
-        return f"postgresql+psycopg2://{USER}:{self.state.password}@{LOOPBACK}:{self.port}/{DATABASE}"
+        return f"postgresql+psycopg2://{USER}:{self.state.password}@{LOOPBACK}:{self.port}/{DATABASE}?sslmode=disable"
 
     def _prepare(self, home: Path) -> None:
         data = home / "data"
@@ -113,6 +113,7 @@ class Postgres(Server):
                 password=self.state.password,
                 dbname="postgres",
                 connect_timeout=3,
+                sslmode="disable",  # whatever PGSSLMODE says: it is meant for another server
             )
         except psycopg2.OperationalError:
             return None

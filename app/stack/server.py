@@ -162,8 +162,9 @@ class Server(ABC):
                 shutil.rmtree(path, ignore_errors=True)
 
     def destroy(self) -> None:
-        """Stop and delete the whole directory, with a home elsewhere if there is one."""
-        self.stop()
+        """End the server at once and delete its whole directory, with a home elsewhere if it has one."""
+        self.kill9()  # an orderly stop would save data that goes anyway, six seconds long for RabbitMQ
+        self._end_everything()
         home = self.state.home
         if home:
             shutil.rmtree(home, ignore_errors=True)

@@ -8,11 +8,20 @@ from uuid import UUID
 
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from tests.faults.effects import Effects
 from tests.nodes.waiting import WaitTimeoutError, wait_for
 
 DONE_TIMEOUT_S = 90
+
+
+def submit_each(engine: Engine, jobs: Any, each: int) -> None:
+    """Submit `each` leased and `each` atomic jobs of `tests.faults.jobs`, in one transaction."""
+    with Session(engine) as session:
+        for task in (jobs.leased_effect, jobs.atomic):
+            task.submit_many(session, [{"n": n} for n in range(each)])
+        session.commit()
 
 
 class Outcomes:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from kombu import Connection
 from sqlalchemy import Engine
-from sqlalchemy.orm import Session
 
 from tests.faults.effects import Effects
-from tests.faults.outcomes import Outcomes
+from tests.faults.outcomes import Outcomes, submit_each
 from tests.nodes.marks import on_own_rabbitmq, on_own_valkey, on_rabbitmq
 from tests.nodes.servers import BrokerNode
 from tests.nodes.waiting import wait_for
@@ -22,25 +21,8 @@ GAPS_ARE_LONG = pytest.mark.environment(DEADSURE_RESEND_FIRST_S="60", DEADSURE_E
 
 
 @pytest.fixture
-def jobs(settings: object) -> Any:
-    """`tests.faults.jobs`, imported when the environment is there."""
-    assert settings
-    import tests.faults.jobs  # noqa: PLC0415
-
-    return tests.faults.jobs
-
-
-@pytest.fixture
 def outcomes(engine: Engine) -> Outcomes:
     return Outcomes(engine)
-
-
-def submit(engine: Engine, jobs: Any, each: int = EACH) -> None:
-    """`each` leased and `each` atomic jobs, in one transaction."""
-    with Session(engine) as session:
-        for task in (jobs.leased_effect, jobs.atomic):
-            task.submit_many(session, [{"n": n} for n in range(each)])
-        session.commit()
 
 
 def under_load(
@@ -49,11 +31,11 @@ def under_load(
     """Worker and relay at work; the outage strikes in the middle, jobs are submitted before, in and after it."""
     worker, relay = start_worker(options=["--without-relay"]), start_relay()
     numbers = (worker.pid, relay.pid)
-    submit(engine, jobs)
+    submit_each(engine, jobs, EACH)
     outcomes.wait_effects(EACH // 5)
     assert outcomes.states()["queued"] > EACH // 2, "the outage comes in the middle"
     outage(broker)
-    submit(engine, jobs, EACH // 5)
+    submit_each(engine, jobs, EACH // 5)
     outcomes.wait_all_succeeded(EACH * 2 + EACH // 5 * 2)
     outcomes.assert_once(EACH * 2 + EACH // 5 * 2)
     assert worker.is_running()
@@ -110,7 +92,7 @@ def test_rabbitmq_loses_its_disk_while_jobs_wait(
     worker, relay = start_worker(options=["--without-relay"]), start_relay()
     busy = [jobs.slow.delay(until=str(until)) for _ in range(2)]
     outcomes.wait_running(2)
-    submit(engine, jobs, 20)
+    submit_each(engine, jobs, 20)
     wait_for(lambda: len(outcomes.events("published")) == 42, 30, "all were published")
     broker.lose_disk()
     wait_for(lambda: len(outcomes.events("published")) >= 82, 60, "what waited was published again")
@@ -122,7 +104,7 @@ def test_rabbitmq_loses_its_disk_while_jobs_wait(
     assert relay.is_running()
 
     assert worker.terminate() == 0
-    submit(engine, jobs, 20)
+    submit_each(engine, jobs, 20)
     wait_for(lambda: outcomes.sends() == 40, 30, "all are in the broker, no worker is there")
     wait_for(lambda: broker.depth("jobs") >= 40, 30, "they wait in the queue")
     broker.lose_disk()
@@ -137,7 +119,7 @@ def test_the_work_queue_is_purged(
     broker: BrokerNode, engine: Engine, jobs: Any, outcomes: Outcomes, start_worker: Any, start_relay: Any
 ) -> None:
     start_relay()
-    submit(engine, jobs, 10)
+    submit_each(engine, jobs, 10)
     wait_for(lambda: len(outcomes.events("published")) == 20, 30, "all were published")
     assert broker.purge("jobs") == 20
     start_worker(options=["--without-relay"])
@@ -162,6 +144,8 @@ def test_the_work_queue_is_deleted_while_the_relay_runs(
     assert "routing key 'jobs'" in seen[0][0]
     wait_for(lambda: outcomes.events("returned", unroutable.id), 30, "the journal says it came back")
     wait_for(lambda: outcomes.events("published", unroutable.id), 30, "it was published again")
+    assert {event.copy for event in outcomes.events("returned", unroutable.id)} == {1}
+    assert {event.copy for event in outcomes.events("published", unroutable.id)} == {2}, "what came back is not kept"
     wait_for(lambda: len(outcomes.events("published", lost.id)) > 1, 30, "so was what the queue had held")
     start_worker(options=["--without-relay"])
     outcomes.wait_all_succeeded(2)
@@ -175,11 +159,11 @@ def test_the_exchange_is_deleted_while_the_relay_runs(
     broker: BrokerNode, engine: Engine, jobs: Any, outcomes: Outcomes, start_worker: Any
 ) -> None:
     worker = start_worker()
-    submit(engine, jobs, 2)
+    submit_each(engine, jobs, 2)
     outcomes.wait_all_succeeded(4)
     with Connection(broker.url) as connection:
         connection.default_channel.exchange_delete("jobs")
-    submit(engine, jobs, 5)
+    submit_each(engine, jobs, 5)
     outcomes.wait_all_succeeded(14)
     outcomes.assert_once(14)
     assert worker.is_running()

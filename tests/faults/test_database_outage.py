@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.orm import Session
 
 from tests.faults.effects import Effects
 from tests.faults.inject import Fault
-from tests.faults.outcomes import Outcomes
+from tests.faults.outcomes import Outcomes, submit_each
 from tests.nodes.marks import on_own_postgres, on_rabbitmq
 from tests.nodes.proxy import Proxy
 from tests.nodes.servers import BrokerNode, ServerNode
@@ -28,15 +27,6 @@ BLOCKED = """
 SELECT pid FROM pg_stat_activity
  WHERE datname = current_database() AND application_name LIKE 'deadsure job %' AND wait_event_type = 'Lock'
 """
-
-
-@pytest.fixture
-def jobs(settings: object) -> Any:
-    """`tests.faults.jobs`, imported when the environment is there."""
-    assert settings
-    import tests.faults.jobs  # noqa: PLC0415
-
-    return tests.faults.jobs
 
 
 @pytest.fixture
@@ -56,14 +46,6 @@ def kill9(postgres: ServerNode) -> None:
     postgres.server.start()
 
 
-def submit(engine: Engine, jobs: Any, each: int = EACH) -> None:
-    """`each` leased and `each` atomic jobs, in one transaction."""
-    with Session(engine) as session:
-        for task in (jobs.leased_effect, jobs.atomic):
-            task.submit_many(session, [{"n": n} for n in range(each)])
-        session.commit()
-
-
 @on_own_postgres
 @pytest.mark.parametrize("outage", [fast, kill9])
 def test_postgres_restarted_under_load(
@@ -78,11 +60,11 @@ def test_postgres_restarted_under_load(
 ) -> None:
     worker, relay = start_worker(options=["--without-relay"]), start_relay()
     numbers = (worker.pid, relay.pid, sorted(worker.children()))
-    submit(engine, jobs)
+    submit_each(engine, jobs, EACH)
     outcomes.wait_effects(EACH // 5)
     assert outcomes.states()["queued"] > EACH // 2, "the outage comes in the middle"
     outage(postgres)
-    submit(engine, jobs, EACH // 5)
+    submit_each(engine, jobs, EACH // 5)
     outcomes.wait_all_succeeded(EACH * 2 + EACH // 5 * 2)
     outcomes.assert_once(EACH * 2 + EACH // 5 * 2)
     assert (worker.pid, relay.pid, sorted(worker.children())) == numbers
@@ -139,7 +121,7 @@ def test_away_at_the_claim_the_deliveries_are_held(
     at_the_claim, go = tmp_path / "at-the-claim", tmp_path / "go"
     hold = Fault("before:app.attempt.win", "wait_file", announce=str(at_the_claim), until=str(go), when=0)
     start_relay()
-    submit(engine, jobs, 5)
+    submit_each(engine, jobs, 5)
     wait_for(lambda: len(outcomes.events("published")) == 10, 30, "all are in the queue")
     worker = start_worker(faults=[hold], options=["--without-relay"])
     wait_for(at_the_claim.exists, 30, "a child is about to claim")
@@ -159,7 +141,7 @@ def test_away_at_the_claim_the_deliveries_are_held(
 def test_a_worker_that_starts_without_the_database_waits_for_it(
     postgres: ServerNode, engine: Engine, jobs: Any, outcomes: Outcomes, start_worker: Any
 ) -> None:
-    submit(engine, jobs, 2)
+    submit_each(engine, jobs, 2)
     postgres.stop()
     worker = start_worker(ready=False)
     worker.wait_for_log("the worker waits for it")

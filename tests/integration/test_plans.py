@@ -1,0 +1,279 @@
+"""Query plans on a million jobs: nothing that runs in a loop reads a whole table.
+
+The statements are the programs' own constants, explained with real values, as the driver sends them.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from psycopg2.extensions import connection as PgConnection
+
+from app import claim, effects, finish, lease, outbox, release, story, submit, sweep
+from app.stack import Postgres
+from app.states import State
+from db.session import connect, one, rows
+from tasks import results
+from tests.nodes import database as databases
+
+JOBS = 1_000_000
+DEBTS = 200_000
+LARGE = ("jobs", "outbox", "job_events")
+
+# Mostly succeeded, as a table is that has run for a while; the newest 200,000 wait.
+FILL = f"""
+INSERT INTO workers (worker_id, name, hostname, pid, lock_key, lease_until)
+SELECT md5('worker' || n)::uuid, 'w' || n, 'host', n, n, clock_timestamp() + interval '1 h'
+  FROM generate_series(1, 20) n;
+INSERT INTO jobs (job_id, type, payload, payload_digest, state, result_key, worker_id, finished_at, not_before, cause,
+                  episode, correlation_id, created_at)
+SELECT md5(n::text)::uuid, CASE (n / 7) % 50 WHEN 0 THEN 'rare' ELSE 'reports.export' END, '{{}}', '', state::job_state,
+       CASE state WHEN 'succeeded' THEN 'job' END,
+       CASE state WHEN 'running' THEN md5('worker' || n % 20 + 1)::uuid END,
+       CASE WHEN state IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
+       CASE state WHEN 'retry_wait' THEN clock_timestamp() END,
+       CASE state WHEN 'quarantined' THEN 'permanent' END, CASE state WHEN 'quarantined' THEN 1 ELSE 0 END,
+       '', clock_timestamp() - make_interval(secs => {JOBS} - n)
+  FROM generate_series(1, {JOBS}) n, LATERAL (SELECT CASE
+       WHEN n > {JOBS - DEBTS} THEN CASE WHEN n % 100 = 0 THEN 'retry_wait' ELSE 'queued' END
+       WHEN n % 2000 = 0 THEN 'running' WHEN n % 2000 = 1 THEN 'quarantined' WHEN n % 2000 = 2 THEN 'cancelled'
+       ELSE 'succeeded' END AS state) AS s;
+INSERT INTO outbox (job_id, queue, type, schema_version, priority, correlation_id, sends, sent_at, due_at)
+SELECT md5(n::text)::uuid, 'jobs', 'reports.export', 1, n % 3, '', CASE WHEN n % 200 = 0 THEN 1 ELSE 0 END,
+       CASE WHEN n % 200 = 0 THEN clock_timestamp() END, clock_timestamp() - make_interval(secs => n % 1000)
+  FROM generate_series({JOBS - DEBTS} + 1, {JOBS}) n;
+INSERT INTO job_events (job_id, event)
+SELECT md5(n::text)::uuid, 'submit' FROM generate_series(1, {JOBS} / 2) n;
+"""
+INDEXES = """
+SELECT indexdef, indexname FROM pg_indexes
+  JOIN pg_class ON relname = indexname JOIN pg_index ON indexrelid = pg_class.oid
+ WHERE schemaname = 'public' AND tablename IN ('jobs', 'outbox', 'job_events') AND NOT indisprimary
+"""
+KEYS = """
+SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint
+ WHERE conrelid IN ('outbox'::regclass, 'job_events'::regclass) AND contype = 'p'
+"""
+
+
+@pytest.fixture(scope="module")
+def million(shared_postgres: Postgres, template: str) -> Iterator[PgConnection]:
+    """The filled tables; indexes are built after the rows, which is what makes this bearable."""
+    with databases.database(shared_postgres.url, "million", template) as url:
+        connection = connect(url)
+        rows(connection, "SET synchronous_commit = off; SET maintenance_work_mem = '256MB'")
+        indexes, keys = rows(connection, INDEXES), rows(connection, KEYS)
+        for _, name in indexes:
+            rows(connection, f"DROP INDEX {name}")
+        for table, name, _ in keys:
+            rows(connection, f"ALTER TABLE {table} DROP CONSTRAINT {name}")
+        for table in ("effects", "quarantine_entries"):  # unlogged tables cannot be referred to by logged ones
+            rows(connection, f"ALTER TABLE {table} SET UNLOGGED")
+        for table in LARGE:
+            rows(connection, f"ALTER TABLE {table} SET UNLOGGED")
+        rows(connection, FILL)
+        for definition, _ in indexes:
+            rows(connection, definition)
+        for table, name, definition in keys:
+            rows(connection, f"ALTER TABLE {table} ADD CONSTRAINT {name} {definition}")
+        rows(connection, "ANALYZE")
+        yield connection
+        connection.close()
+
+
+A_JOB = str(uuid.UUID(hex="c4ca4238a0b923820dcc509a6f75849b"))  # md5('1')
+VALUES: dict[str, Any] = {
+    "job_id": A_JOB,
+    "worker_id": str(uuid.uuid4()),
+    "pid": 1,
+    "copy": 1,
+    "delivery_tag": "1",
+    "redelivered": False,
+    "attempt": 1,
+    "words": ["succeed"],
+    "journal_reason": None,
+    "result_key": "k",
+    "result": None,
+    "delay_s": 1.0,
+    "cause": "killed",
+    "reason": "r",
+    "fingerprint": "f",
+    "failed": 1,
+    "crash": 1,
+    "stall": 0,
+    "lease_over": True,
+    "lease_s": 30,
+    "lock_key": 1,
+    "queue": "jobs",
+    "batch": 200,
+    "window": 1000,
+    "first_s": 30,
+    "max_s": 900,
+    "age_s": 2,
+    "job_ids": [A_JOB],
+    "reasons": ["r"],
+    "name": "call",
+    "key": "k",
+    "older_s": 0,
+    "limit": 50,
+    "state": "queued",
+    "type": "reports.export",
+}
+
+
+@dataclass
+class Plan:
+    """What EXPLAIN says: the tables that are read from end to end, and the indexes that are used."""
+
+    whole: set[str] = field(default_factory=set)
+    indexes: set[str] = field(default_factory=set)
+
+    def add(self, node: dict[str, Any]) -> None:
+        kind, table = node["Node Type"], node.get("Relation Name")
+        if kind == "Seq Scan" and table in LARGE:
+            self.whole.add(table)
+        if "Index Name" in node:
+            self.indexes.add(node["Index Name"])
+        for child in node.get("Plans", []):
+            self.add(child)
+
+
+def explain(connection: PgConnection, sql: str, values: Any = None) -> Plan:
+    """The plan of one statement; nothing is run."""
+    found = one(connection, f"EXPLAIN (FORMAT JSON) {sql}", VALUES if values is None else values)
+    assert found is not None
+    plans = found[0] if isinstance(found[0], list) else json.loads(found[0])
+    made = Plan()
+    made.add(plans[0]["Plan"])
+    return made
+
+
+def statements(script: str) -> list[str]:
+    """The parts of a constant that are more than transaction control."""
+    parts = [part.strip() for part in script.split(";")]
+    return [part for part in parts if part.startswith(("SELECT", "WITH", "UPDATE", "INSERT", "DELETE"))]
+
+
+def arrow(sql: str, guard: str) -> str:
+    return sql.format(guard=guard, journal=finish.JOURNAL.format(reason="%(journal_reason)s"))
+
+
+SINGLE: dict[str, str] = {
+    "claim": claim.CLAIM,
+    "look": claim.LOOK,
+    "received": claim.RECEIVED,
+    **{f"begin_atomic {n}": sql for n, sql in enumerate(statements(claim.BEGIN_ATOMIC), 1)},
+    **{
+        f"{name} {guard}": arrow(sql, {"committed": finish.COMMITTED, "uncommitted": finish.UNCOMMITTED}[guard])
+        for name, sql in {"succeed": finish.SUCCEED, "retry": finish.RETRY, "quarantine": finish.QUARANTINE}.items()
+        for guard in ("committed", "uncommitted")
+    },
+    "outcome": finish.OUTCOME,
+    "release": release.RELEASE,
+    "take": outbox.TAKE,
+    "next_due": outbox.NEXT_DUE,
+    "unpaid": outbox.UNPAID,
+    "evidence": outbox.EVIDENCE,
+    "returned": outbox.RETURNED,
+    "sweep workers": sweep.WORKERS,
+    "sweep lose": sweep.LOSE,
+    "sweep close": sweep.CLOSE,
+    "expire of worker": sweep.OF_WORKER,
+    "expire of child": sweep.OF_CHILD,
+    "expire of job": sweep.OF_JOB,
+    "gone owner": sweep.GONE_OWNER,
+    "lease leave": lease.LEAVE,
+    "effect start": effects.START,
+    "effect earlier": effects.EARLIER,
+    "submit existing": submit.EXISTING,
+    "result": results.READ,
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_statement_of_a_loop_reads_no_whole_table(million: PgConnection, name: str) -> None:
+    plan = explain(million, SINGLE[name])
+    assert plan.whole == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "indexes"),
+    [
+        ("claim", {"pk_jobs", "pk_outbox"}),
+        ("take", {"ix_outbox_first", "ix_outbox_again"}),
+        ("next_due", {"ix_outbox_first", "ix_outbox_again"}),
+        ("unpaid", {"ix_outbox_again"}),
+        ("evidence", {"ix_outbox_again"}),
+        ("expire of worker", {"ix_jobs_running"}),
+        ("sweep workers", {"ix_jobs_running"}),
+    ],
+)
+def test_a_statement_uses_the_index_that_was_made_for_it(million: PgConnection, name: str, indexes: set[str]) -> None:
+    assert indexes <= explain(million, SINGLE[name]).indexes
+
+
+@pytest.mark.parametrize("count", [1, submit.BULK_ROWS])
+def test_submit_reads_no_whole_table(million: PgConnection, count: int) -> None:
+    ids = [str(uuid.uuid4()) for _ in range(count)]
+    values = {
+        **dict.fromkeys(("eta", "countdown", "correlation_id", "trace_context", "parent_id")),
+        "type": "t",
+        "version": 1,
+        "scope": "",
+        "queue": "jobs",
+        "priority": 0,
+        "expire_early": True,
+        "max_failures": 5,
+        "max_crashes": 3,
+        "max_stalls": 3,
+        "job_ids": ids,
+        "keys": [None] * count,
+        "payloads": ["{}"] * count,
+        "digests": [""] * count,
+    }
+    assert explain(million, submit.CREATED, values).whole == set()
+    assert explain(million, submit.EXISTING, values).whole == set()
+
+
+@pytest.mark.parametrize("sql", [story.JOB, story.DEBT, story.EVENTS], ids=["job", "debt", "events"])
+def test_the_story_of_one_job_reads_no_whole_table(million: PgConnection, sql: str) -> None:
+    assert explain(million, sql, (A_JOB,)).whole == set()
+
+
+@pytest.mark.parametrize("state", [None, *State])
+@pytest.mark.parametrize("job_type", [None, "reports.export", "rare", "no such type"])
+@pytest.mark.parametrize("older_s", [0, 3600, 10**9])
+def test_lists_read_no_whole_table(
+    million: PgConnection, state: str | None, job_type: str | None, older_s: int
+) -> None:
+    sql = story.LIST.format(
+        state="AND state = %(state)s::job_state" if state else "", type="AND type = %(type)s" if job_type else ""
+    )
+    plan = explain(million, sql, {"state": state, "type": job_type, "older_s": older_s, "limit": 50})
+    assert plan.whole == set()
+
+
+@pytest.mark.parametrize("state", [None, *State])
+@pytest.mark.parametrize("job_type", [None, "reports.export"])
+def test_the_newest_jobs_come_quickly(million: PgConnection, state: str | None, job_type: str | None) -> None:
+    """A list of fifty must not sort a million."""
+    rows(million, "SET statement_timeout = '1s'")
+    try:
+        found = story.list_jobs(million, state, job_type, 0, 50)
+    finally:
+        rows(million, "RESET statement_timeout")
+    assert len(found) == 50
+
+
+def test_a_batch_is_taken_from_a_full_outbox_quickly(million: PgConnection) -> None:
+    rows(million, "SET statement_timeout = '2s'; BEGIN")
+    try:
+        taken = rows(million, outbox.TAKE, {**VALUES, "window": 5000})
+    finally:
+        rows(million, "ROLLBACK; RESET statement_timeout")
+    assert len(taken) == VALUES["batch"] * 2  # as many first sends, and as many resends
