@@ -7,6 +7,7 @@ makes the job's debt due, so that the message which the broker gave up is sent a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ BODY_LIMIT = 256 * 1024
 TEXT_LIMIT, DEPTH_LIMIT, ITEMS_LIMIT = 2000, 8, 100
 STORE = """
 WITH letter AS (
-    INSERT INTO dead_letters (job_id, episode, copy, headers, properties, body, truncated, reason, source)
-    VALUES (%(job_id)s::uuid, %(episode)s::smallint, %(copy)s::bigint, %(headers)s::jsonb, %(properties)s::jsonb, %(body)s, %(truncated)s,
-            %(reason)s, %(source)s)
-    ON CONFLICT (job_id, episode, copy) DO NOTHING
+    INSERT INTO dead_letters (job_id, episode, copy, headers, properties, body, truncated, digest, reason, source)
+    VALUES (%(job_id)s::uuid, %(episode)s::smallint, %(copy)s::bigint, %(headers)s::jsonb, %(properties)s::jsonb,
+            %(body)s, %(truncated)s, %(digest)s, %(reason)s, %(source)s)
+    ON CONFLICT DO NOTHING
 ), stamped AS (
     UPDATE quarantine_entries entry SET dead_lettered_at = clock_timestamp()
       FROM jobs
@@ -67,6 +68,9 @@ class DeadLetter:
 
 def store(connection: PgConnection, letter: DeadLetter) -> tuple[bool, bool]:
     """Keep the dead letter; (it stamped its episode, it made a healthy job's debt due). A repeat changes nothing."""
+    headers, properties = json.dumps(storable(letter.headers)), json.dumps(storable(letter.properties))
+    # A job's letter is known by episode and copy; any other by all of it, the broker's time of death included.
+    digest = hashlib.sha256(b"\0".join((headers.encode(), properties.encode(), letter.body))).digest()
     row = one(
         connection,
         STORE,
@@ -74,8 +78,9 @@ def store(connection: PgConnection, letter: DeadLetter) -> tuple[bool, bool]:
             "job_id": str(letter.job_id) if letter.job_id else None,
             "episode": letter.episode,
             "copy": letter.copy,
-            "headers": json.dumps(storable(letter.headers)),
-            "properties": json.dumps(storable(letter.properties)),
+            "headers": headers,
+            "properties": properties,
+            "digest": None if letter.job_id else Binary(digest),
             "body": Binary(letter.body[:BODY_LIMIT]),
             "truncated": len(letter.body) > BODY_LIMIT,
             "reason": letter.reason,

@@ -284,6 +284,7 @@ class DeadLetter(Base):
     properties: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     body: Mapped[bytes]
     truncated: Mapped[bool] = mapped_column(server_default=FALSE)
+    digest: Mapped[bytes | None] = mapped_column(unique=True)
     reason: Mapped[str]
     source: Mapped[str] = mapped_column(server_default="broker")
     received_at: Mapped[datetime] = mapped_column(server_default=NOW)

@@ -6,9 +6,11 @@ broker has no dead-letter exchange, `publish_copy` puts the message there, marke
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import psycopg2
@@ -54,8 +56,9 @@ class Intake(threading.Thread):
                     self._read(broker)
                     tries = 0
             except Exception as error:  # noqa: BLE001  # whatever broke, the messages stay in the queue
-                if tries == 0:
-                    log.info("intake.interrupted", error=type(error).__name__)
+                log.log(
+                    logging.WARNING if tries == 0 else logging.INFO, "intake.interrupted", error=type(error).__name__
+                )
                 if self._database is not None:
                     self._database.close()
                     self._database = None
@@ -69,24 +72,22 @@ class Intake(threading.Thread):
         channel = broker.channel()
         queue = quarantine_queue(self._settings.broker_is_amqp)(channel)
         queue.declare()
-        with Consumer(channel, [queue], on_message=self._take, prefetch_count=PREFETCH):
+        with Consumer(channel, [queue], on_message=self._take, on_decode_error=self._take, prefetch_count=PREFETCH):
             while not self._stopped.is_set():
                 try:
                     broker.drain_events(timeout=WAIT_S)
                 except TimeoutError:
                     broker.heartbeat_check()
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: Message, error: BaseException | None = None) -> None:
         assert self._database is not None
-        letter = read(message)
+        letter = readable(message, error)
         try:
             stamped, again = store(self._database, letter)
-        except psycopg2.DataError as error:
-            # Kept in the queue: nothing of a message that cannot be stored may be lost.
-            log.error("intake.not_stored", error=type(error).__name__, job_id=str(letter.job_id))
-            message.reject(requeue=True)
-            self._stopped.wait(1.0)
-            return
+        except psycopg2.DataError:
+            # Nothing of a message that cannot be stored as it is may be lost: its bytes can always be kept.
+            letter = replace(letter, headers={}, properties={}, reason=f"{letter.reason}; headers not storable")
+            stamped, again = store(self._database, letter)
         message.ack()
         log.warning(
             "dead_letter.stored",
@@ -98,12 +99,28 @@ class Intake(threading.Thread):
         )
 
 
+def readable(message: Message, error: BaseException | None) -> DeadLetter:
+    """The dead letter of any message: what cannot be read is kept as bytes."""
+    if error is None:
+        try:
+            return read(message)
+        except Exception as unexpected:  # noqa: BLE001  # the intake must outlive every message
+            error = unexpected
+    return DeadLetter(None, None, None, {}, {}, raw(message.body), f"cannot be read ({type(error).__name__})")
+
+
+def raw(body: Any) -> bytes:
+    """The bytes of a body."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    return str(body).encode(errors="replace")
+
+
 def read(message: Message) -> DeadLetter:
     """The dead letter of a message from the quarantine queue, readable or not."""
     headers = message.headers if isinstance(message.headers, Mapping) else {}
     ours = COPY in headers and is_uuid(str(headers.get("id")))
     body = message.body
-    raw = body if isinstance(body, bytes) else str(body).encode(errors="replace")
     wrong = complaint(headers, body, message.content_type, message.content_encoding)
     return DeadLetter(
         job_id=uuid.UUID(str(headers["id"])) if ours else None,
@@ -115,7 +132,7 @@ def read(message: Message) -> DeadLetter:
             "content_type": message.content_type,
             "content_encoding": message.content_encoding,
         },
-        body=raw,
+        body=raw(body),
         reason=wrong or ("rejected" if ours else "foreign message"),
         source="task layer" if headers.get(SOURCE) else "broker",
     )

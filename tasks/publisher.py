@@ -6,6 +6,7 @@ Here each tag is matched, and after any error the whole connection is dropped: i
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Sequence

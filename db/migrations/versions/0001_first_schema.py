@@ -50,6 +50,7 @@ def upgrade() -> None:
         sa.Column("properties", postgresql.JSONB(), server_default=sa.text("'{}'"), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("truncated", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("digest", sa.LargeBinary(), nullable=True),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("source", sa.Text(), server_default="broker", nullable=False),
         sa.Column(
@@ -57,6 +58,7 @@ def upgrade() -> None:
         ),
         sa.CheckConstraint("source IN ('broker', 'task layer')", name=op.f("ck_dead_letters_source_known")),
         sa.PrimaryKeyConstraint("dead_letter_id", name=op.f("pk_dead_letters")),
+        sa.UniqueConstraint("digest", name=op.f("uq_dead_letters_digest")),
         sa.UniqueConstraint("job_id", "episode", "copy", name=op.f("uq_dead_letters_job_id_episode_copy")),
     )
     op.create_index("ix_dead_letters_received", "dead_letters", ["received_at"], unique=False)
