@@ -27,6 +27,7 @@ from psycopg2.extensions import connection as PgConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from app import effects, finish
+from app.cancel import cancel
 from app.claim import (
     Claimed,
     Delivery,
@@ -274,6 +275,8 @@ def once(seat: Seat, delivery: Delivery, job_type: JobType, first_try: bool) -> 
         if claimed is Refusal.NO_LEASE:
             return None
         if isinstance(claimed, Refusal):
+            if claimed is Refusal.EXPIRED:
+                cancel(connection, delivery.job_id, cause="expired", reason=claimed.value)
             received(connection, delivery, worker_id, claimed)
             reject = claimed in (Refusal.QUARANTINED, Refusal.UNKNOWN)
             settlement = Settlement.QUARANTINED if reject else Settlement.IGNORE
@@ -328,13 +331,16 @@ def attempt(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType) -> E
     try:
         wanted = find(claimed.type, claimed.version)
         job.payload = wanted.parse(claimed.payload)
-        stored = storable(job, HANDLERS[wanted.name, wanted.version](job, job.payload))
+        result = HANDLERS[wanted.name, wanted.version](job, job.payload)
+        end_of_a_fork(seat)
+        stored = storable(job, result)
         job.write_outgoing()
     except (LeaseLost, RunAgain):
         raise
     except StoppedEarly:
         return stop_early(seat, job)
     except Exception as error:  # noqa: BLE001
+        end_of_a_fork(seat)
         return fail(seat, holder, job, job_type, error)
     try:
         write(seat, holder, job, lambda on: succeed(on, holder, job, stored))
@@ -344,6 +350,12 @@ def attempt(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType) -> E
         if not written(job, claimed):
             return fail(seat, holder, job, job_type, error)
     return Ending(Settlement.SUCCEEDED, result_key=job.result_key)
+
+
+def end_of_a_fork(seat: Seat) -> None:
+    """A process that the handler forked and that comes back here shares our sockets: it must not write."""
+    if os.getpid() != seat.pid:
+        os._exit(0)
 
 
 def written(job: Job, claimed: Claimed) -> bool:

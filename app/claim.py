@@ -29,6 +29,7 @@ WITH owner AS (
     SELECT job_id FROM jobs
      WHERE job_id = %(job_id)s AND state IN ('queued', 'retry_wait')
        AND (not_before IS NULL OR not_before <= clock_timestamp())
+       AND (expires_at IS NULL OR expires_at > clock_timestamp())
        FOR NO KEY UPDATE SKIP LOCKED
 ), job AS (
     UPDATE jobs SET state = 'running', attempt = attempt + 1, worker_id = owner.worker_id, child_pid = %(pid)s,
@@ -53,6 +54,7 @@ BEGIN;
 SELECT set_config('deadsure.held', (SELECT count(*) FROM (
     SELECT FROM jobs WHERE job_id = %(job_id)s AND state = 'queued' AND attempt = 0 AND crashes = 0
        AND (not_before IS NULL OR not_before <= clock_timestamp())
+       AND (expires_at IS NULL OR expires_at > clock_timestamp())
        FOR NO KEY UPDATE SKIP LOCKED) AS held)::text, true);
 SAVEPOINT effect;
 SELECT attempt + 1, payload, jobs.type, jobs.schema_version, failures, max_failures, jobs.correlation_id, checkpoint,
@@ -67,7 +69,8 @@ SELECT jobs.state::text, coalesce(not_before > clock_timestamp(), false),
        episode = %(episode)s AND EXISTS (
            SELECT FROM outbox debt WHERE debt.job_id = jobs.job_id AND kind = 'trace' AND debt.episode = jobs.episode),
        EXISTS (SELECT FROM workers WHERE worker_id = %(worker_id)s AND lost_at IS NULL AND stopped_at IS NULL
-                  AND lease_until > clock_timestamp())
+                  AND lease_until > clock_timestamp()),
+       coalesce(expires_at <= clock_timestamp(), false)
   FROM jobs WHERE jobs.job_id = %(job_id)s
 """
 RECEIVED = """
@@ -81,6 +84,7 @@ class Refusal(Enum):
 
     FINISHED = "already finished"
     OWNED = "owned by a live worker"
+    EXPIRED = "expired before it could start"
     NOT_DUE = "not due yet"
     LOCKED = "locked by another transaction"
     QUARANTINED = "quarantined, its dead letter is still to come"
@@ -155,18 +159,20 @@ def begin_atomic(connection: PgConnection, delivery: Delivery, worker_id: UUID) 
     return Claimed(False, delivery.job_id, *row)
 
 
-def look(connection: PgConnection, delivery: Delivery, worker_id: UUID) -> Refusal:
+def look(connection: PgConnection, delivery: Delivery, worker_id: UUID) -> Refusal:  # noqa: PLR0911  # one per reason
     """Why the claim gave nothing. LOCKED also covers a job that became free meanwhile: try again."""
     row = one(connection, LOOK, parameters(delivery, worker_id, 0))
     if row is None:
         return Refusal.UNKNOWN
-    state, early, untraced, lease = row
+    state, early, untraced, lease, expired = row
     if state in (State.SUCCEEDED, State.CANCELLED):
         return Refusal.FINISHED
     if state == State.QUARANTINED:
         return Refusal.QUARANTINED if untraced else Refusal.QUARANTINED_TRACED
     if state == State.RUNNING:
         return Refusal.OWNED
+    if expired:
+        return Refusal.EXPIRED
     if early:
         return Refusal.NOT_DUE
     return Refusal.LOCKED if lease else Refusal.NO_LEASE

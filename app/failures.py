@@ -113,6 +113,13 @@ def classify(error: BaseException, own: Classifier | None = None) -> Failure:
     return Failure.TRANSIENT
 
 
+def known(error: BaseException) -> bool:
+    """Whether the defaults have a class of their own for this error."""
+    if isinstance(error, httpx.HTTPStatusError) or smtp_code(error) is not None or sqlstate(error) is not None:
+        return True
+    return any(isinstance(error, kinds) for kinds, _ in BY_TYPE)
+
+
 def smtp_code(error: BaseException) -> int | None:
     """The reply code of an SMTP error; of several refused recipients the one most worth trying again."""
     if isinstance(error, smtplib.SMTPRecipientsRefused):

@@ -42,11 +42,12 @@ INSERT = """
 WITH job AS (
     INSERT INTO jobs (job_id, type, schema_version, scope, idempotency_key, payload, payload_digest, queue,
                       priority, max_failures, max_crashes, max_stalls, expire_early, not_before,
-                      correlation_id, trace_context, parent_id)
+                      correlation_id, trace_context, parent_id, expires_at)
     SELECT new.job_id, %(type)s, %(version)s, %(scope)s, new.key, new.payload::jsonb, decode(new.digest, 'hex'),
            %(queue)s, %(priority)s, %(max_failures)s, %(max_crashes)s, %(max_stalls)s, %(expire_early)s,
            coalesce(%(eta)s::timestamptz, clock_timestamp() + make_interval(secs => %(countdown)s)),
-           coalesce(%(correlation_id)s, new.job_id::text), %(trace_context)s, %(parent_id)s::uuid
+           coalesce(%(correlation_id)s, new.job_id::text), %(trace_context)s, %(parent_id)s::uuid,
+           coalesce(%(expires)s::timestamptz, clock_timestamp() + make_interval(secs => %(expires_in)s))
       FROM unnest(%(job_ids)s::uuid[], %(keys)s::text[], %(payloads)s::text[], %(digests)s::text[])
            AS new (job_id, key, payload, digest)
      WHERE NOT EXISTS (SELECT FROM job_tombstones old WHERE old.job_id = new.job_id)
@@ -103,6 +104,7 @@ class NewJob:
     priority: int = 0
     countdown_s: float | None = None
     eta: datetime | None = None
+    expires: float | datetime | None = None
     correlation_id: str | None = None
     trace_context: str | None = None
     parent_id: uuid.UUID | None = None
@@ -115,6 +117,7 @@ class NewJob:
             self.priority,
             self.countdown_s,
             self.eta,
+            self.expires,
             self.correlation_id,
             self.trace_context,
             self.parent_id,
@@ -153,6 +156,7 @@ def prepare(
     priority: int | None = None,
     countdown_s: float | None = None,
     eta: datetime | None = None,
+    expires: float | datetime | None = None,
     job_id: uuid.UUID | None = None,
     correlation_id: str | None = None,
     trace_context: str | None = None,
@@ -169,6 +173,8 @@ def prepare(
         raise ValueError(f"{job_type.name}: give countdown or eta, not both")
     if eta is not None and eta.tzinfo is None:
         raise ValueError(f"{job_type.name}: eta={eta.isoformat()} has no time zone")
+    if isinstance(expires, datetime) and expires.tzinfo is None:
+        raise ValueError(f"{job_type.name}: expires={expires.isoformat()} has no time zone")
     if key is not None and (not key or "\0" in key or len(key) > KEY_LIMIT):
         raise ValueError(f"{job_type.name}: idempotency_key must be 1 to {KEY_LIMIT} characters, without NUL")
     text, digest = encode(payload)
@@ -182,6 +188,7 @@ def prepare(
         priority=priority,
         countdown_s=countdown_s,
         eta=eta,
+        expires=expires,
         correlation_id=correlation_id,
         trace_context=trace_context,
         parent_id=parent_id,
@@ -305,6 +312,8 @@ def parameters(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "expire_early": first.job_type.expire_early,
         "eta": first.eta,
         "countdown": first.countdown_s,
+        "expires": first.expires if isinstance(first.expires, datetime) else None,
+        "expires_in": None if isinstance(first.expires, datetime) else first.expires,
         "correlation_id": first.correlation_id,
         "trace_context": first.trace_context,
         "parent_id": str(first.parent_id) if first.parent_id else None,

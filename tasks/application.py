@@ -12,5 +12,5 @@ from app.settings import settings
 warnings.filterwarnings("ignore", message=".*worker_cancel_long_running_tasks_on_connection_loss", module="celery")
 
 settings()  # a wrong environment is reported here, not from somewhere inside Celery
-app = Celery("deadsure", set_as_current=True)
+app = Celery("deadsure", set_as_current=True, control="tasks.control:JobControl")
 app.config_from_object("celeryconfig")

@@ -16,8 +16,10 @@ from sqlalchemy.orm import Session
 from app import attempt, submit
 from app.attempt import Handler, Settlement
 from app.errors import UnsupportedOption
+from app.failures import Classifier, Failure, known
 from app.job_types import JobType, find, register
 from app.submit import NewJob, Submitted
+from tasks import eager
 from tasks.application import app
 from tasks.delivery import delivery_of
 from tasks.services import seat
@@ -60,6 +62,7 @@ class DurableTask(Task):
         *,
         countdown: float | None = None,
         eta: datetime | None = None,
+        expires: float | datetime | None = None,
         priority: int | None = None,
         idempotency_key: str | None = None,
         scope: str = "",
@@ -67,7 +70,8 @@ class DurableTask(Task):
     ) -> AsyncResult:
         """Submit a job in a transaction of its own, or in the finishing transaction when a handler calls.
 
-        `countdown` in seconds; `eta` with a time zone; `priority` 0 to 9, 9 first. Raises pydantic.ValidationError,
+        `countdown` in seconds; `eta` with a time zone; `expires` (seconds, or a time with zone): not started after it,
+        then REVOKED; `priority` 0 to 9, 9 first. Raises pydantic.ValidationError,
         PayloadTooLarge, IdempotencyConflict, UnsupportedOption; psycopg2.OperationalError when the database is away.
         """
         refuse(self.name, options)
@@ -81,14 +85,17 @@ class DurableTask(Task):
             priority=priority,
             countdown_s=countdown,
             eta=eta,
-            job_id=uuid.UUID(task_id) if task_id else None,
+            expires=expires,
+            job_id=own_id(self.name, task_id) if task_id else None,
             correlation_id=parent.correlation_id if parent else None,
             parent_id=parent.job_id if parent else None,
         )
         if parent is not None:
             parent.outgoing.append(job)
         else:
-            submit.alone(job)
+            answer = submit.alone(job)
+            if app.conf.task_always_eager and answer.created:
+                eager.run(job)
         return AsyncResult(str(job.job_id), app=app, task_name=self.name)
 
     def submit(
@@ -162,6 +169,14 @@ class DurableTask(Task):
         return {**named, **kwargs}
 
 
+def own_id(name: str, task_id: str) -> uuid.UUID:
+    """The caller's own task id as a job id; raises ValueError that says what is needed."""
+    try:
+        return uuid.UUID(task_id)
+    except ValueError:
+        raise ValueError(f"{name}: task_id={task_id!r} is no UUID; for a key of your own use idempotency_key") from None
+
+
 # What Celery itself passes along, and what changes nothing for a durable job.
 HARMLESS = frozenset({"ignore_result", "shadow", "producer", "connection", "retry", "retry_policy"})
 
@@ -173,17 +188,35 @@ def refuse(name: str, options: Mapping[str, Any]) -> None:
             raise UnsupportedOption(
                 f"{name}: apply_async({option}=…) is not supported on a durable task, so nothing was submitted"
             )
-    if app.conf.task_always_eager:
-        raise UnsupportedOption(
-            f"{name}: task_always_eager is not supported on a durable task, so nothing was submitted"
-        )
 
 
-def durable(name: str, *, payload: type[BaseModel], **terms: Any) -> Callable[[Handler], DurableTask]:
+def only(errors: tuple[type[BaseException], ...]) -> Classifier:
+    """A classifier that tries these errors again, and quarantines at once what nobody knows."""
+
+    def classify(error: BaseException) -> Failure | None:
+        if isinstance(error, errors):
+            return Failure.TRANSIENT
+        return None if known(error) else Failure.PERMANENT
+
+    return classify
+
+
+def durable(
+    name: str,
+    *,
+    payload: type[BaseModel],
+    autoretry_for: tuple[type[BaseException], ...] = (),
+    bind: bool = True,  # noqa: ARG001  # accepted for code that comes from plain Celery
+    **terms: Any,
+) -> Callable[[Handler], DurableTask]:
     """Put a handler `(job, payload) -> JSON or None` on the allowlist and make it a Celery task.
 
-    `terms` are the fields of `app.job_types.JobType`: version, mode, queue, time_limit_s, retry, key, …
+    `terms` are the fields of `app.job_types.JobType`: version, mode, queue, time_limit_s, retry, key, … `autoretry_for`
+    is Celery's: only these errors (and those that the defaults call transient) are tried again. `bind` changes nothing:
+    the handler always gets its job.
     """
+    if autoretry_for:
+        terms.setdefault("classify", only(autoretry_for))
     job_type = register(JobType(name=name, payload=payload, **terms))
 
     def wrap(handler: Handler) -> DurableTask:
@@ -200,6 +233,7 @@ def durable(name: str, *, payload: type[BaseModel], **terms: Any) -> Callable[[H
                 "name": name,
                 "job_type": job_type,
                 "time_limit": job_type.time_limit_s,
+                "soft_time_limit": job_type.soft_time_limit_s,
                 "__module__": handler.__module__,
                 "__doc__": handler.__doc__,
             },

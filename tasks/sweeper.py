@@ -7,11 +7,14 @@ from collections.abc import Callable
 
 import psycopg2
 
-from app.clock import pause_s
+from app.clock import boottime_s, pause_s
 from app.journal import log
+from app.repair import repair
 from app.settings import Settings
 from app.sweep import Sweeper
 from db.session import connect
+
+FIRST_REPAIR_S, REPAIR_S = 5.0, 300.0  # it looks at every waiting job, so not every second
 
 
 class SweeperThread(threading.Thread):
@@ -30,6 +33,7 @@ class SweeperThread(threading.Thread):
 
     def run(self) -> None:
         """Look until stopped; pause and connect again when the database is away."""
+        repair_at = boottime_s() + FIRST_REPAIR_S
         sweeper, connection, tries = Sweeper(self._settings.lease_s), None, 0
         while not self._stopped.is_set():
             try:
@@ -39,6 +43,10 @@ class SweeperThread(threading.Thread):
                 if swept.lost:
                     log.info("sweep.done", workers_lost=swept.lost, jobs_expired=swept.expired)
                     self._on_lost()
+                if boottime_s() >= repair_at:
+                    repair_at = boottime_s() + REPAIR_S
+                    for job_id in repair(connection, self._settings.resend_first_s):
+                        log.warning("job.repaired", job_id=job_id)
                 tries = 0
                 wait_s = self._settings.sweep_s
             except psycopg2.Error as error:

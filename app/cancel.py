@@ -1,0 +1,69 @@
+"""cancel: queued | retry_wait | quarantined -> cancelled; a running job is asked to stop.
+
+A running job cannot be taken from its handler: `cancel_requested` is honoured by `job.should_stop`, retry, release and
+expire. A row that is locked belongs to an atomic job at work; it finishes within seconds, so the caller is told
+"running" instead of waiting for it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from uuid import UUID
+
+from psycopg2.errors import LockNotAvailable
+from psycopg2.extensions import connection as PgConnection
+
+from db.session import one, rows
+
+CANCEL = """
+WITH candidate AS (
+    SELECT job_id FROM jobs WHERE job_id = %(job_id)s FOR NO KEY UPDATE NOWAIT
+), job AS (
+    UPDATE jobs SET state = 'cancelled', not_before = NULL, cause = %(cause)s, reason = %(reason)s,
+                    changed_at = clock_timestamp(), finished_at = clock_timestamp()
+      FROM candidate
+     WHERE jobs.job_id = candidate.job_id AND state IN ('queued', 'retry_wait', 'quarantined')
+       AND (%(cause)s <> 'expired' OR expires_at <= clock_timestamp())
+    RETURNING jobs.job_id, attempt, episode
+), asked AS (
+    UPDATE jobs SET cancel_requested = true
+      FROM candidate
+     WHERE jobs.job_id = candidate.job_id AND state = 'running' AND %(cause)s <> 'expired'
+    RETURNING jobs.job_id
+), paid AS (
+    DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id
+), closed AS (
+    UPDATE quarantine_entries entry SET closed_at = clock_timestamp()
+      FROM job WHERE entry.job_id = job.job_id AND entry.episode = job.episode AND closed_at IS NULL
+), journal AS (
+    INSERT INTO job_events (job_id, event, attempt, reason) SELECT job_id, 'cancel', attempt, %(reason)s FROM job
+)
+SELECT EXISTS (SELECT FROM job), EXISTS (SELECT FROM asked), EXISTS (SELECT FROM candidate)
+"""
+
+
+class Cancelled(Enum):
+    """What became of the wish."""
+
+    CANCELLED = "cancelled"
+    REQUESTED = "running; it is asked to stop"
+    RUNNING = "running in one commit with its effect; ask again"
+    FINISHED = "finished already"
+    UNKNOWN = "no such job"
+
+
+def cancel(connection: PgConnection, job_id: UUID, *, cause: str = "cancelled", reason: str = "cancelled") -> Cancelled:
+    """Cancel a job, or ask a running one to stop. `cause` `expired` cancels only what is past its `expires`."""
+    values = {"job_id": str(job_id), "cause": cause, "reason": reason}
+    try:
+        row = one(connection, CANCEL, values)
+    except LockNotAvailable:
+        rows(connection, "ROLLBACK")
+        return Cancelled.RUNNING
+    assert row is not None
+    done, asked, there = row
+    if done:
+        return Cancelled.CANCELLED
+    if asked:
+        return Cancelled.REQUESTED
+    return Cancelled.FINISHED if there else Cancelled.UNKNOWN
