@@ -440,7 +440,7 @@ def write(seat: Seat, holder: finish.Holder, job: Job, arrow: Callable[[PgConnec
         try:
             with noticing_outage(connection):
                 if tries:
-                    state = finish.outcome(connection, holder.claimed)
+                    state = finish.outcome(connection, holder)
                     if state == "ours":
                         return
                     if state == "other":

@@ -82,7 +82,16 @@ WITH job AS (
 ), journal AS ({journal})
 SELECT 1 / count(*) FROM job
 """
-OUTCOME = "SELECT state::text, attempt, result_key FROM jobs WHERE job_id = %(job_id)s"
+# Every arrow writes its journal row in its own statement, so the row proves whose arrow it was. State and attempt do
+# not: an atomic attempt spends its number only when it commits, so the next owner's attempt has the same one.
+OUTCOME = """
+SELECT state::text, attempt, EXISTS (
+       SELECT FROM job_events written
+        WHERE written.job_id = jobs.job_id AND event IN ('succeed', 'retry', 'quarantine')
+          AND written.attempt = %(attempt)s AND written.worker_id = %(worker_id)s
+          AND copy = %(copy)s AND delivery_tag IS NOT DISTINCT FROM %(delivery_tag)s)
+  FROM jobs WHERE job_id = %(job_id)s
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +205,24 @@ def quarantine(
     holder.write(connection, QUARANTINE, ["quarantine", "quarantined"], values, in_transaction)
 
 
-def outcome(connection: PgConnection, claimed: Claimed) -> str:
-    """What became of an attempt whose COMMIT answer was lost: `ours`, `open` (nothing was written) or `other`."""
-    row = one(connection, OUTCOME, {"job_id": str(claimed.job_id)})
+def outcome(connection: PgConnection, holder: Holder) -> str:
+    """What became of an arrow whose COMMIT answer was lost: `ours`, `open` (nothing was written) or `other`."""
+    claimed = holder.claimed
+    row = one(
+        connection,
+        OUTCOME,
+        {
+            "job_id": str(claimed.job_id),
+            "attempt": claimed.attempt,
+            "worker_id": str(holder.worker_id),
+            "copy": holder.delivery.copy,
+            "delivery_tag": holder.delivery.delivery_tag,
+        },
+    )
     if row is None:
         return "other"
-    state, attempt, _ = row
-    before = claimed.attempt if claimed.committed else claimed.attempt - 1
-    if attempt == claimed.attempt and state in ("succeeded", "retry_wait", "quarantined", "cancelled"):
+    state, attempt, ours = row
+    if ours:
         return "ours"
-    if attempt == before and state in ("running", "queued"):
-        return "open"
-    return "other"
+    before = claimed.attempt if claimed.committed else claimed.attempt - 1
+    return "open" if attempt == before and state in ("running", "queued") else "other"

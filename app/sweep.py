@@ -173,11 +173,12 @@ class Sweeper:
         if not one(connection, LOSE, values):
             return False
         log.warning("sweep.worker_lost", worker_id=str(worker_id), cause=cause, running_jobs=jobs)
-        rows(connection, TERMINATE, values)
         return True
 
     def _expire(self, connection: PgConnection, worker_id: UUID, cause: str, lease_over: bool) -> int:
         values = {**expire_values(worker_id, cause), "lease_over": lease_over}
+        # At every look until the worker is closed: the sweeper that declared it lost may have died before this.
+        rows(connection, TERMINATE, values)
         total = 0
         while True:
             freed = rows(connection, OF_WORKER, values)

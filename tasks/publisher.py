@@ -20,6 +20,7 @@ import amqp
 from amqp.exceptions import NotFound
 from kombu import Connection, Producer
 from kombu.exceptions import ChannelError
+from redis.exceptions import ResponseError
 
 from app.errors import DeadsureError
 from app.outbox import Debt
@@ -104,6 +105,7 @@ class Publisher:
             self._channel.events["basic_return"].add(self._on_return)
         else:
             self._producer = Producer(self._connection.channel())
+            self._run_id = self._read_run_id()
 
     def publish(self, queue: str, debts: Sequence[Debt]) -> Outcome:
         """Publish and wait for every confirm; raises PublishError or the transport's errors, then drop this object."""
@@ -165,6 +167,16 @@ class Publisher:
             with suppress(TimeoutError):
                 self._connection.drain_events(timeout=0.001)
             self._connection.heartbeat_check()
+        elif self._read_run_id() != self._run_id:
+            raise PublishError("the broker has restarted and may have lost its messages")
+
+    def _read_run_id(self) -> str | None:
+        """Redis/Valkey's name for this run of the server: its client connects again without a word after a restart."""
+        try:
+            found: str = self._producer.channel.client.info("server")["run_id"]
+        except ResponseError:  # a server that forbids INFO: resends then come by their gap alone
+            return None
+        return found
 
     def depth(self, queue: str) -> int:
         """Messages that are ready in a queue; 0 when it is not there."""

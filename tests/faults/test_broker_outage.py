@@ -70,6 +70,7 @@ def test_rabbitmq_restarted_under_load(
 
 
 @on_own_valkey
+@GAPS_ARE_LONG
 def test_valkey_killed_without_its_data_under_load(
     broker: BrokerNode, engine: Engine, jobs: Any, outcomes: Outcomes, start_worker: Any, start_relay: Any
 ) -> None:

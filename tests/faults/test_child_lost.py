@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 
 from tests.faults.conftest import Court
 from tests.faults.effects import Effects
+from tests.faults.inject import Fault
 from tests.faults.points import QUICK, Kind, identities, kill_child, park, points, wait_parked
 from tests.faults.test_worker_killed import assert_one_litter, assert_whole_files, plant, submit
 from tests.nodes.marks import on_rabbitmq
@@ -43,6 +44,24 @@ def test_child_killed_at_every_point(
         assert_one_litter(engine, court, list(struck.values()))
     assert (worker.pid, worker.is_running()) == (pid, True)
     court.wait_succeeded([jobs.leased_effect.delay(n=2).id])
+
+
+@on_rabbitmq
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_main_process_dies_over_its_dead_child(
+    moment: str, jobs: Any, court: Court, effects: Effects, start_worker: Any, tmp_path: Path
+) -> None:
+    """The crash is counted once, by the reaper or by whoever finds the worker gone, and its message comes twice."""
+    struck = identities({"leased": None, "atomic": None})
+    child = [kill_child("before:tests.faults.effects.record_in", job_id, tmp_path) for job_id in struck.values()]
+    main = Fault(f"{moment}:app.sweep.expire_child", "kill", who="main")
+    first = start_worker(concurrency=1, faults=[*child, main], options=QUICK)
+    submit(jobs, "leased", struck["leased"])
+    submit(jobs, "atomic", struck["atomic"])
+    assert first.wait(60) == 137
+    start_worker(options=QUICK)
+    found = court.wait_succeeded(struck.values())
+    assert [(found[struck[mode]].crashes, effects.count(struck[mode])) for mode in struck] == [(1, 1), (0, 1)]
 
 
 @on_rabbitmq

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -19,7 +20,7 @@ NO_BROKER = "amqp://nobody:nothing@127.0.0.1:9//"  # producers never talk to it
 @pytest.fixture(scope="session")
 def scene_url(shared_postgres: Postgres, template: str) -> Iterator[str]:
     """One migrated database for all scenes of the run: making one for each test costs half a second."""
-    with databases.database(shared_postgres.url, "scene", template) as made:
+    with databases.database(shared_postgres.url, f"scene_{uuid4().hex[:8]}", template) as made:
         yield made
 
 

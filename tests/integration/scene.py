@@ -91,11 +91,27 @@ class Scene:
     def __init__(self, url: str) -> None:
         self.url = url
         self._open: list[PgConnection] = []
+        self._workers: list[Worker] = []
         self.eyes = self.connect()
 
     def empty(self) -> None:
         """Delete all rows but those of the migrations."""
         rows(self.eyes, self.EMPTY)
+
+    def empty_jobs(self) -> None:
+        """Delete the jobs and what belongs to them; workers stay."""
+        rows(
+            self.eyes,
+            "DELETE FROM quarantine_entries; DELETE FROM job_events; DELETE FROM outbox; DELETE FROM jobs",
+        )
+
+    def worker_again(self, number: int) -> Worker:
+        """Worker `number` of this scene, with a fresh lease: registered once, used by many examples."""
+        while len(self._workers) <= number:
+            self._workers.append(self.worker())
+        found = self._workers[number]
+        self.do("UPDATE workers SET lease_until = clock_timestamp() + interval '30 s' WHERE worker_id = %s", found)
+        return found
 
     def connect(self, name: str = "deadsure scene") -> PgConnection:
         """A session in autocommit, closed with the scene."""

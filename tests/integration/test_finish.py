@@ -340,9 +340,9 @@ def test_a_deferred_constraint_fails_before_the_commit_and_the_lock_stays(scene:
 def test_outcome_after_a_lost_answer(scene: Scene, arrow: Arrow, committed: bool) -> None:
     worker = scene.worker()
     holder = scene.claimed(worker) if committed else scene.begun(worker)
-    assert finish.outcome(scene.eyes, holder.claimed) == "open"
+    assert finish.outcome(scene.eyes, holder) == "open"
     arrow(worker.session, holder, not committed)
-    assert finish.outcome(scene.eyes, holder.claimed) == "ours"
+    assert finish.outcome(scene.eyes, holder) == "ours"
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["leased", "atomic"])
@@ -355,9 +355,9 @@ def test_outcome_once_another_attempt_owns_the_job(scene: Scene, committed: bool
     else:
         rows(worker.session, "ROLLBACK")
     fresh = scene.claimed(other, job_id)
-    assert finish.outcome(scene.eyes, holder.claimed) == "other"
+    assert finish.outcome(scene.eyes, holder) == "other"
     succeed(other.session, fresh, False)
-    assert finish.outcome(scene.eyes, holder.claimed) == "other"
+    assert finish.outcome(scene.eyes, holder) == "other"
 
 
 def test_outcome_of_a_leased_attempt_that_was_expired(scene: Scene) -> None:
@@ -365,7 +365,7 @@ def test_outcome_of_a_leased_attempt_that_was_expired(scene: Scene) -> None:
     worker = scene.worker()
     holder = scene.claimed(worker)
     release(scene.eyes, holder.claimed.job_id, worker.worker_id, worker.pid, "declared lost")
-    assert finish.outcome(scene.eyes, holder.claimed) in ("open", "other")
+    assert finish.outcome(scene.eyes, holder) in ("open", "other")
     with pytest.raises(LeaseLost):
         succeed(worker.session, holder, False)
 

@@ -117,6 +117,7 @@ VALUES: dict[str, Any] = {
     "age_s": 2,
     "job_ids": [A_JOB],
     "reasons": ["r"],
+    "waiting": [str(uuid.UUID(int=n)) for n in range(1000)],
     "name": "call",
     "key": "k",
     "older_s": 0,
