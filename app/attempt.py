@@ -347,7 +347,7 @@ def attempt(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType) -> E
     except (LeaseLost, RunAgain):
         raise
     except Exception as error:  # noqa: BLE001  # a constraint of the user's, or a time limit in mid-commit
-        if not written(job, claimed):
+        if not written(job, holder):
             return fail(seat, holder, job, job_type, error)
     return Ending(Settlement.SUCCEEDED, result_key=job.result_key)
 
@@ -358,11 +358,11 @@ def end_of_a_fork(seat: Seat) -> None:
         os._exit(0)
 
 
-def written(job: Job, claimed: Claimed) -> bool:
+def written(job: Job, holder: finish.Holder) -> bool:
     """Whether an arrow that was interrupted had been committed nevertheless."""
     with noticing_outage(job.connection):
         try:
-            return finish.outcome(job.connection, claimed) == "ours"
+            return finish.outcome(job.connection, holder) == "ours"
         except psycopg2.errors.InFailedSqlTransaction:
             return False
 

@@ -14,6 +14,7 @@ from app.job_types import queues
 from app.journal import JournalWriter, configure_logging, log
 from app.settings import settings
 from db.migrate import check
+from tasks.doctor import doctor
 from tasks.intake import Intake
 from tasks.relay import Relay
 from tasks.sweeper import SweeperThread
@@ -49,5 +50,7 @@ def relay_command() -> None:
 
 
 deadsure.add_command(demo)
+
+deadsure.add_command(doctor)
 
 __all__ = ["deadsure"]
