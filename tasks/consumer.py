@@ -26,7 +26,7 @@ from app.journal import JournalWriter, log
 from app.park import park
 from app.settings import settings
 from tasks.headers import COPY, VERSION
-from tasks.inspection import complaint, is_uuid
+from tasks.inspection import complaint, is_uuid, never_decompress
 from tasks.services import journal, services
 from tasks.settler import Settle
 
@@ -41,6 +41,10 @@ class DurableConsumer(Consumer):
         """Celery's steps but one."""
 
         default_steps = tuple(step for step in Consumer.Blueprint.default_steps if step != NO_DELAYED_DELIVERY)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        never_decompress()
+        super().__init__(*args, **kwargs)
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Message], Any]:
         """Celery's handler behind the inspection; what it still stumbles over is dead-lettered."""

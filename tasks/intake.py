@@ -24,7 +24,7 @@ from app.journal import log
 from app.settings import Settings
 from db.session import connect
 from tasks.headers import COPY, EPISODE, SOURCE
-from tasks.inspection import complaint, is_uuid
+from tasks.inspection import complaint, is_uuid, never_decompress
 from tasks.topology import DEAD_LETTER_EXCHANGE, QUARANTINE_QUEUE, quarantine_queue
 
 PREFETCH = 50
@@ -37,6 +37,7 @@ class Intake(threading.Thread):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(name="deadsure-intake", daemon=True)
+        never_decompress()
         self._settings = settings
         self._stopped = threading.Event()
         self._database: PgConnection | None = None
@@ -70,6 +71,7 @@ class Intake(threading.Thread):
     def _read(self, broker: Connection) -> None:
         self._database = connect(self._settings.need_database(), "deadsure intake", statement_timeout_s=30)
         channel = broker.channel()
+        channel.auto_decode = False  # the bytes as they were sent
         queue = quarantine_queue(self._settings.broker_is_amqp)(channel)
         queue.declare()
         with Consumer(channel, [queue], on_message=self._take, on_decode_error=self._take, prefetch_count=PREFETCH):
@@ -100,13 +102,13 @@ class Intake(threading.Thread):
 
 
 def readable(message: Message, error: BaseException | None) -> DeadLetter:
-    """The dead letter of any message: what cannot be read is kept as bytes."""
-    if error is None:
-        try:
-            return read(message)
-        except Exception as unexpected:  # noqa: BLE001  # the intake must outlive every message
-            error = unexpected
-    return DeadLetter(None, None, None, {}, {}, raw(message.body), f"cannot be read ({type(error).__name__})")
+    """The dead letter of any message: what cannot be read is kept as bytes, with its headers where that goes."""
+    try:
+        letter = read(message)
+    except Exception as unexpected:  # noqa: BLE001  # the intake must outlive every message
+        reason = f"cannot be read ({type(unexpected).__name__})"
+        return DeadLetter(None, None, None, {}, {}, raw(message.body), reason)
+    return letter if error is None else replace(letter, reason=f"cannot be read ({type(error).__name__})")
 
 
 def raw(body: Any) -> bytes:
