@@ -9,6 +9,8 @@ Messages with our own headers are never adopted: a pruned job must not run again
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -25,16 +27,24 @@ INSERT INTO job_aliases (alias_id, job_id) VALUES (%(alias_id)s, %(job_id)s) ON 
 """
 
 
-def adopt(connection: PgConnection, task_id: UUID, job_type: JobType, payload: Mapping[str, Any]) -> UUID:
+def adopt(
+    connection: PgConnection,
+    task_id: UUID,
+    job_type: JobType,
+    payload: Mapping[str, Any],
+    *,
+    eta: datetime | None = None,
+    expires: datetime | None = None,
+) -> UUID:
     """The job that answers for the foreign task; raises pydantic.ValidationError, InvalidPayload, PayloadTooLarge.
 
     Raises IdempotencyConflict when its key belongs to a job with another payload.
     """
     parsed = job_type.parse(payload)
-    keyed = prepare(job_type, parsed)
+    keyed = prepare(job_type, parsed, eta=eta, expires=expires)
     run = partial(rows, connection)
     if keyed.key is None:
-        write(connection, prepare(job_type, parsed, job_id=task_id))
+        write(connection, replace(keyed, job_id=task_id))
         return task_id
     found = existing(run, [keyed])
     if found:

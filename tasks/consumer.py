@@ -26,7 +26,7 @@ from app.journal import JournalWriter, log
 from app.park import park
 from app.settings import settings
 from tasks.headers import COPY, VERSION
-from tasks.inspection import complaint, is_uuid, never_decompress
+from tasks.inspection import complaint, is_uuid, never_decompress, time_of
 from tasks.services import journal, services
 from tasks.settler import Settle
 
@@ -107,12 +107,16 @@ class DurableConsumer(Consumer):
         if not is_uuid(task_id):
             self.dead_letter(message, "header id is no UUID")
             return
-        args, kwargs, _ = message.payload
+        args, kwargs, embed = message.payload
+        if any((embed or {}).values()):
+            self.dead_letter(message, "callbacks, chains and chords are not supported on a durable task")
+            return
+        eta, expires = (time_of(message.headers.get(name)) for name in ("eta", "expires"))
 
         def work(connection: PgConnection) -> Settle:
             try:
                 fields = self.app.tasks[job_type.name].fields(args, kwargs)
-                job_id = adopt(connection, uuid.UUID(task_id), job_type, fields)
+                job_id = adopt(connection, uuid.UUID(task_id), job_type, fields, eta=eta, expires=expires)
             except (ValidationError, DeadsureError, TypeError, ValueError) as error:
                 log.error("message.not_adopted", type=job_type.name, error=type(error).__name__)
                 return Settle.REJECT

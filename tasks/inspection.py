@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from kombu import compression
@@ -124,12 +124,18 @@ def is_limit(value: Any) -> bool:
 
 
 def is_time(value: Any) -> bool:
-    """An ISO 8601 time (or seconds from now, for `expires`) that a calendar can hold."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return 0 <= value < LONGEST_S
+    """An ISO 8601 time that a calendar can hold; Celery writes nothing else."""
     if not isinstance(value, str):
         return False
     try:
         return datetime.fromisoformat(value).year < LATEST_YEAR
     except ValueError:
         return False
+
+
+def time_of(value: str | None) -> datetime | None:
+    """The time in a header that `is_time` has passed; without a zone it is UTC, as Celery means it."""
+    if value is None:
+        return None
+    at = datetime.fromisoformat(value)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
