@@ -26,7 +26,7 @@ from app.journal import JournalWriter, log
 from app.park import park
 from app.settings import settings
 from tasks.headers import COPY, VERSION
-from tasks.inspection import complaint, is_uuid, never_decompress, time_of
+from tasks.inspection import complaint, is_of_a_job, is_uuid, never_decompress, time_of
 from tasks.services import journal, services
 from tasks.settler import Settle
 
@@ -175,7 +175,7 @@ def noting(kind: type, journal: JournalWriter) -> type:
         def note(self, event: str, reason: str | None = None) -> None:
             """Only messages of jobs have a journal."""
             headers = self.headers
-            if COPY not in headers or not is_uuid(str(headers.get("id"))):
+            if not is_of_a_job(headers):
                 return
             journal.note(
                 uuid.UUID(headers["id"]),

@@ -15,7 +15,7 @@ from typing import Any
 
 from kombu import compression
 
-from tasks.headers import COPY
+from tasks.headers import COPY, EPISODE, VERSION
 
 BODY = json.dumps([[], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
 BODY_BYTES = BODY.encode()
@@ -63,9 +63,8 @@ def wrong_header(headers: Mapping[str, Any]) -> str | None:
     for name in ("eta", "expires"):
         if headers.get(name) is not None and not is_time(headers[name]):
             return name
-    for name in ("retries", COPY):
-        value = headers.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+    for name in ("retries", COPY, EPISODE, VERSION):
+        if headers.get(name) is not None and not is_counter(headers[name]):
             return name
     for name in ("root_id", "parent_id", "group", "shadow", "argsrepr", "kwargsrepr", "origin", "reply_to"):
         if not isinstance(headers.get(name), str | None):
@@ -116,6 +115,17 @@ def is_uuid(value: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_counter(value: Any) -> bool:
+    """A number that the journal's columns can hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+def is_of_a_job(headers: Mapping[str, Any]) -> bool:
+    """Whether a message, readable or not, names a job and the copy of its message as we do."""
+    job_id = headers.get("id")
+    return isinstance(job_id, str) and is_uuid(job_id) and is_counter(headers.get(COPY))
 
 
 def is_limit(value: Any) -> bool:
