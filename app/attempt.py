@@ -55,6 +55,8 @@ Handler = Callable[["Job", Any], Any]
 LOCKED_LOOKS_S = (0.02, 0.03, 0.05)
 LOCKED_LOOKS_REDELIVERED_S = (*LOCKED_LOOKS_S, 0.2, 0.3, 0.5, 0.9)
 
+# An attempt whose session broke while the database answers is run again so often before it counts as a failure.
+RERUNS = 3
 CANCEL_LOOK_S = 1.0
 EXIT_OUT_OF_MEMORY = 71
 CANCEL_REQUESTED = "SELECT cancel_requested FROM jobs WHERE job_id = %(job_id)s"
@@ -65,6 +67,8 @@ RETURNING 1
 """
 
 current: ContextVar[Job | None] = ContextVar("deadsure_job", default=None)
+# Whether code of ours runs that a soft time limit must not cut in two: a claim, an arrow, a wait for the database.
+uninterrupted: ContextVar[bool] = ContextVar("deadsure_uninterrupted", default=False)
 HANDLERS: dict[tuple[str, int], Handler] = {}
 
 
@@ -240,11 +244,30 @@ class Job:
 
 
 def run(seat: Seat, delivery: Delivery, job_type: JobType) -> Ending:
-    """One delivery from claim to durable result; returns how it is to be settled. Holds through database outages."""
-    first_try, tries = True, 0
+    """One delivery from claim to durable result; returns how it is to be settled. Holds through database outages.
+
+    Raises nothing but SystemExit and KeyboardInterrupt of the handler: they end the process.
+    """
+    token = uninterrupted.set(True)
+    try:
+        return hold(seat, delivery, job_type)
+    except BaseException:
+        seat.drop()  # no open transaction may stay behind it
+        raise
+    finally:
+        uninterrupted.reset(token)
+
+
+def hold(seat: Seat, delivery: Delivery, job_type: JobType) -> Ending:
+    """Try the delivery until it has an ending.
+
+    An error that is neither the handler's nor an outage (a read-only or full database, a bug of ours) is held too:
+    the job would stay `running` for as long as this worker lives if its delivery were given up.
+    """
+    tries = reruns = 0
     while True:
         try:
-            ending = once(seat, delivery, job_type, first_try)
+            ending = once(seat, delivery, job_type, first_try=tries == 0, spoilt=reruns >= RERUNS)
             if ending is not None:
                 return ending
         except (DatabaseAway, RunAgain) as outage:
@@ -256,16 +279,25 @@ def run(seat: Seat, delivery: Delivery, job_type: JobType) -> Ending:
                     consequence="the delivery is held until the database is back",
                 )
             seat.drop()
-        except Exception:
-            seat.drop()  # a bug of ours: no open transaction may stay behind it
-            raise
-        first_try = False
+            reruns += isinstance(outage, RunAgain) and seat.reachable()
+        except Exception as error:  # noqa: BLE001
+            log.exception(
+                "attempt.broken",
+                job_id=str(delivery.job_id),
+                error=type(error).__name__,
+                consequence="the delivery is held and tried again",
+            )
+            seat.drop()
+            reruns += 1
         time.sleep(pause_s(tries))
         tries += 1
 
 
-def once(seat: Seat, delivery: Delivery, job_type: JobType, first_try: bool) -> Ending | None:
-    """Try the delivery once; None: this worker has no lease at the moment, try again."""
+def once(seat: Seat, delivery: Delivery, job_type: JobType, *, first_try: bool, spoilt: bool = False) -> Ending | None:
+    """Try the delivery once; None: this worker has no lease at the moment, try again.
+
+    `spoilt`: the handler breaks its own session each time, so a failure is counted instead of another run.
+    """
     connection = seat.connection()
     worker_id = seat.worker_id
     with noticing_outage(connection):
@@ -281,7 +313,7 @@ def once(seat: Seat, delivery: Delivery, job_type: JobType, first_try: bool) -> 
             reject = claimed in (Refusal.QUARANTINED, Refusal.UNKNOWN)
             settlement = Settlement.QUARANTINED if reject else Settlement.IGNORE
             return Ending(settlement, reason=claimed.value)
-    return work(seat, delivery, claimed, worker_id, job_type)
+    return work(seat, delivery, claimed, worker_id, job_type, spoilt)
 
 
 def win(seat: Seat, delivery: Delivery, job_type: JobType, worker_id: UUID, first_try: bool) -> Claimed | Refusal:
@@ -309,12 +341,15 @@ def win(seat: Seat, delivery: Delivery, job_type: JobType, worker_id: UUID, firs
     raise AssertionError("unreachable")
 
 
-def work(seat: Seat, delivery: Delivery, claimed: Claimed, worker_id: UUID, job_type: JobType) -> Ending:
+def work(seat: Seat, delivery: Delivery, claimed: Claimed, worker_id: UUID, job_type: JobType, spoilt: bool) -> Ending:
     """Run the handler and write the arrow that its outcome calls for."""
     holder = finish.Holder(claimed, delivery, worker_id)
     job = Job(seat, claimed, worker_id, job_type)
     token = current.set(job)
     try:
+        if spoilt:
+            broke = TransientError("the database session broke under the handler each time, and the database answers")
+            return fail(seat, holder, job, job_type, broke)
         return attempt(seat, holder, job, job_type)
     except LeaseLost as lost:
         log.error("job.lost", job_id=str(job.job_id), attempt=job.attempt, reason=str(lost))
@@ -331,16 +366,13 @@ def attempt(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType) -> E
     try:
         wanted = find(claimed.type, claimed.version)
         job.payload = wanted.parse(claimed.payload)
-        result = HANDLERS[wanted.name, wanted.version](job, job.payload)
-        end_of_a_fork(seat)
-        stored = storable(job, result)
+        stored = storable(job, handle(seat, job, HANDLERS[wanted.name, wanted.version]))
         job.write_outgoing()
-    except (LeaseLost, RunAgain):
+    except (LeaseLost, RunAgain, SystemExit, KeyboardInterrupt):
         raise
     except StoppedEarly:
         return stop_early(seat, job)
-    except Exception as error:  # noqa: BLE001
-        end_of_a_fork(seat)
+    except BaseException as error:  # noqa: BLE001  # CancelledError and the panics of extensions too
         return fail(seat, holder, job, job_type, error)
     try:
         write(seat, holder, job, lambda on: succeed(on, holder, job, stored))
@@ -352,10 +384,18 @@ def attempt(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType) -> E
     return Ending(Settlement.SUCCEEDED, result_key=job.result_key)
 
 
-def end_of_a_fork(seat: Seat) -> None:
-    """A process that the handler forked and that comes back here shares our sockets: it must not write."""
-    if os.getpid() != seat.pid:
-        os._exit(0)
+def handle(seat: Seat, job: Job, handler: Handler) -> Any:
+    """Call the handler: the only place where a soft time limit may strike.
+
+    A process that the handler forked and that comes back here, however, shares our sockets: it must not write.
+    """
+    token = uninterrupted.set(False)
+    try:
+        return handler(job, job.payload)
+    finally:
+        if os.getpid() != seat.pid:
+            os._exit(0)
+        uninterrupted.reset(token)
 
 
 def written(job: Job, holder: finish.Holder) -> bool:
@@ -377,7 +417,7 @@ def stop_early(seat: Seat, job: Job) -> Ending:
     return Ending(Settlement.IGNORE, reason="released")
 
 
-def fail(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType, error: Exception) -> Ending:
+def fail(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType, error: BaseException) -> Ending:
     """Undo what the handler wrote and write `retry` or `quarantine`; an outage of ours is no failure of the job."""
     if isinstance(error, DBAPIError | psycopg2.Error) and broken(job.connection):
         raise RunAgain("the database went away under the handler")

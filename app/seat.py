@@ -83,6 +83,14 @@ class Seat:
                 self._engine.connect().close()
         return self._main
 
+    def reachable(self) -> bool:
+        """Whether the database answers at once."""
+        try:
+            self.connection()
+        except DatabaseAway:
+            return False
+        return True
+
     def ledger(self) -> PgConnection:
         """A second session for ledger rows, which must commit apart from the job's transaction."""
         self.connection()

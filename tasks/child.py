@@ -1,4 +1,8 @@
-"""A pool child's signals: a SIGTERM that reaches the whole process group is the main process' business."""
+"""A pool child's signals.
+
+A SIGTERM that reaches the whole process group is the main process' business. A soft time limit is for handlers: raised
+in the middle of an arrow it would leave a job that ran, and of which nobody wrote how it ended.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,17 @@ import time
 from types import FrameType
 
 import billiard
+from billiard.exceptions import SoftTimeLimitExceeded
 
+from app.attempt import uninterrupted
 from app.lease import SharedLease
 
 GROUP_SIGNAL_S = 1.0  # how long a child waits for its main process to have had the same signal
 LOOK_S = 0.01
 
 
-def outlive_group_term(lease: SharedLease) -> None:
-    """Install the handler in a pool child; elsewhere do nothing.
+def take_signals(lease: SharedLease) -> None:
+    """Install both handlers in a pool child; elsewhere do nothing.
 
     Not earlier than the first job: billiard sets its own handlers after every initializer has run.
     """
@@ -32,4 +38,9 @@ def outlive_group_term(lease: SharedLease) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # meant for this child alone
         os.kill(os.getpid(), signal.SIGTERM)
 
+    def on_soft_limit(_number: int, _frame: FrameType | None) -> None:
+        if not uninterrupted.get():
+            raise SoftTimeLimitExceeded
+
     signal.signal(signal.SIGTERM, on_term)
+    signal.signal(signal.SIGUSR1, on_soft_limit)

@@ -17,7 +17,7 @@ from app.journal import JournalWriter
 from app.lease import Keeper
 from app.seat import Seat
 from app.settings import settings
-from tasks.child import outlive_group_term
+from tasks.child import take_signals
 from tasks.intake import Intake, publish_copy
 from tasks.relay import Relay
 from tasks.settler import Settle, Settler, TryAgain
@@ -110,5 +110,5 @@ def seat() -> Seat:
     if found is None or found.pid != os.getpid():
         found = Seat(services().keeper.shared, settings().need_database())
         _seats.seat = found
-        outlive_group_term(found.lease)
+        take_signals(found.lease)
     return found
