@@ -65,6 +65,7 @@ def test_main_process_dies_over_its_dead_child(
 
 
 @on_rabbitmq
+@pytest.mark.environment(DEADSURE_RESEND_FIRST_S="30")  # the same copy comes again, not another one
 def test_only_the_first_crash_of_an_atomic_job_goes_uncounted(
     jobs: Any, court: Court, effects: Effects, start_worker: Any, tmp_path: Path
 ) -> None:
