@@ -47,6 +47,7 @@ def kill9(postgres: ServerNode) -> None:
 
 
 @on_own_postgres
+@on_rabbitmq
 @pytest.mark.parametrize("outage", [fast, kill9])
 def test_postgres_restarted_under_load(
     postgres: ServerNode,
@@ -69,8 +70,7 @@ def test_postgres_restarted_under_load(
     outcomes.assert_once(EACH * 2 + EACH // 5 * 2)
     assert (worker.pid, relay.pid, sorted(worker.children())) == numbers
     assert relay.is_running()
-    if broker.is_rabbitmq:
-        assert broker.depth("quarantine") == 0
+    assert broker.depth("quarantine") == 0
 
 
 @on_own_postgres
@@ -128,7 +128,7 @@ def test_away_at_the_claim_the_deliveries_are_held(
     postgres.stop()
     go.touch()
     worker.wait_for_log("database.away")
-    stays_true(lambda: broker.depth("quarantine") == 0 and worker.is_running(), 3, "nothing is rejected")
+    stays_true(lambda: broker.depth("quarantine") == 0 and worker.is_running(), 2, "nothing is rejected")
     postgres.start()
     outcomes.wait_all_succeeded(10)
     outcomes.assert_once(10)
