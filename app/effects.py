@@ -26,7 +26,7 @@ ON CONFLICT (job_id, name) DO NOTHING
 RETURNING 1
 """
 EARLIER = """
-SELECT status, result, effects.attempt FROM effects JOIN jobs USING (job_id)
+SELECT status, effects.result, effects.attempt FROM effects JOIN jobs USING (job_id)
  WHERE job_id = %(job_id)s AND name = %(name)s
    AND state = 'running' AND jobs.attempt = %(attempt)s AND worker_id = %(worker_id)s
 """
