@@ -14,12 +14,12 @@ from types import TracebackType
 
 from pydantic import ValidationError
 
-from app.errors import IdempotencyConflict, InvalidPayload, UncertainEffect, UnrecoverableError
+from app.errors import IdempotencyConflict, InvalidPayload, PayloadTooLarge, UncertainEffect, UnrecoverableError
 from app.retry_policy import RetryPolicy
 
 INSTALLED = tuple({str(Path(p).resolve()) for p in (sys.prefix, sys.base_prefix)})
 OWN = str(Path(__file__).parent)
-PERMANENT = (UnrecoverableError, ValidationError, IdempotencyConflict, InvalidPayload)
+PERMANENT = (UnrecoverableError, ValidationError, IdempotencyConflict, InvalidPayload, PayloadTooLarge)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ UNCOMMITTED = "state = 'queued' AND attempt = %(attempt)s - 1"
 JOURNAL = """
     INSERT INTO job_events (job_id, event, attempt, copy, delivery_tag, redelivered, worker_id, reason)
     SELECT job_id, word, attempt, %(copy)s, %(delivery_tag)s, %(redelivered)s, %(worker_id)s, {reason}
-      FROM job, unnest(%(words)s::text[]) WITH ORDINALITY AS words (word, place) ORDER BY place
+      FROM job, unnest(%(words)s::text[]) WITH ORDINALITY AS words (word, place) {only} ORDER BY place
 """
+NOT_SCHEDULED_IF_CANCELLED = "WHERE NOT (word = 'retry_scheduled' AND state = 'cancelled')"
 SUCCEED = """
 WITH job AS (
     UPDATE jobs SET state = 'succeeded', attempt = %(attempt)s, worker_id = NULL, child_pid = NULL,
@@ -110,9 +111,10 @@ class Holder:
         stays; deferred constraints are checked first, while the handler's savepoint can still be rolled back.
         """
         guard = COMMITTED if self.claimed.committed else UNCOMMITTED
+        only = NOT_SCHEDULED_IF_CANCELLED if arrow is RETRY else ""
         if not self.claimed.committed:
             words = ["received", "claim", *words]
-        sql = arrow.format(guard=guard, journal=JOURNAL.format(reason="%(journal_reason)s"))
+        sql = arrow.format(guard=guard, journal=JOURNAL.format(reason="%(journal_reason)s", only=only))
         if in_transaction:
             sql = f"SET CONSTRAINTS ALL IMMEDIATE; {sql}; COMMIT; {after_commit}"
         try:

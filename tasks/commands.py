@@ -13,8 +13,10 @@ from app.demo.command import demo
 from app.job_types import queues
 from app.journal import JournalWriter, configure_logging, log
 from app.settings import settings
+from app.sweep import Swept
 from db.migrate import check
 from tasks.relay import Relay
+from tasks.services import keeps_messages
 from tasks.sweeper import SweeperThread
 
 assert tasks.app is not None
@@ -30,7 +32,12 @@ def relay_command() -> None:
     configure_logging(settings().log, settings().log_level)
     journal = JournalWriter(settings().need_database())
     relay = Relay(settings(), journal, queues())
-    sweeper = SweeperThread(settings(), (lambda: None) if settings().broker_is_amqp else relay.note_loss)
+
+    def on_lost(swept: Swept) -> None:
+        if keeps_messages(swept, settings()):
+            relay.note_loss()
+
+    sweeper = SweeperThread(settings(), on_lost)
     ended = threading.Event()
 
     def end(_number: int, _frame: FrameType | None) -> None:

@@ -10,14 +10,14 @@ import psycopg2
 from app.clock import pause_s
 from app.journal import log
 from app.settings import Settings
-from app.sweep import Sweeper
+from app.sweep import Sweeper, Swept
 from db.session import connect
 
 
 class SweeperThread(threading.Thread):
     """Every worker runs one; two looks at once are harmless."""
 
-    def __init__(self, settings: Settings, on_lost: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, on_lost: Callable[[Swept], None]) -> None:
         super().__init__(name="deadsure-sweeper", daemon=True)
         self._settings, self._on_lost = settings, on_lost
         self._stopped = threading.Event()
@@ -38,7 +38,7 @@ class SweeperThread(threading.Thread):
                 swept = sweeper.look(connection)
                 if swept.lost:
                     log.info("sweep.done", workers_lost=swept.lost, jobs_expired=swept.expired)
-                    self._on_lost()
+                    self._on_lost(swept)
                 tries = 0
                 wait_s = self._settings.sweep_s
             except psycopg2.Error as error:

@@ -9,7 +9,5 @@ class UnknownAccount(UnrecoverableError):
     """Raised by the export and the ledger, before any effect, when no account has this number."""
 
     def __init__(self, account_id: int) -> None:
-        super().__init__(
-            f"there is no account {account_id}: replay the job with another account, or cancel it"
-        )
+        super().__init__(f"there is no account {account_id}: replay the job with another account, or cancel it")
         self.account_id = account_id

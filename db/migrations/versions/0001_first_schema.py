@@ -20,10 +20,7 @@ def upgrade() -> None:
         sa.Column("currency", sa.Text(), nullable=False),
         sa.Column("active", sa.Boolean(), server_default=sa.text("true"), nullable=False),
         sa.Column(
-            "created_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "created_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.CheckConstraint("currency ~ '^[A-Z]{3}$'", name=op.f("ck_accounts_currency_code")),
         sa.CheckConstraint("position('@' in email) > 1", name=op.f("ck_accounts_email_has_at")),
@@ -38,10 +35,7 @@ def upgrade() -> None:
         sa.Column("cursor", postgresql.JSONB(), nullable=True),
         sa.Column("exhausted", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column(
-            "created_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "created_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("batch_id", name=op.f("pk_batches")),
@@ -55,10 +49,7 @@ def upgrade() -> None:
         sa.Column("headers", postgresql.JSONB(), server_default=sa.text("'{}'"), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column(
-            "received_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "received_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.PrimaryKeyConstraint("dead_letter_id", name=op.f("pk_dead_letters")),
         sa.UniqueConstraint("job_id", "episode", "copy", name=op.f("uq_dead_letters_job_id_episode_copy")),
@@ -84,12 +75,7 @@ def upgrade() -> None:
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("payload_digest", sa.LargeBinary(), nullable=False),
         sa.Column("result_key", sa.Text(), nullable=True),
-        sa.Column(
-            "pruned_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
-        ),
+        sa.Column("pruned_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.PrimaryKeyConstraint("job_id", name=op.f("pk_job_tombstones")),
     )
     op.create_table(
@@ -131,16 +117,10 @@ def upgrade() -> None:
         sa.Column("trace_context", sa.Text(), nullable=True),
         sa.Column("parent_id", sa.UUID(), nullable=True),
         sa.Column(
-            "created_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "created_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column(
-            "changed_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "changed_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name=op.f("ck_jobs_running_has_owner")),
@@ -152,8 +132,7 @@ def upgrade() -> None:
             name=op.f("ck_jobs_terminal_has_finish_time"),
         ),
         sa.CheckConstraint(
-            "state <> 'quarantined' OR (cause IS NOT NULL AND episode > 0)",
-            name=op.f("ck_jobs_quarantined_has_cause"),
+            "state <> 'quarantined' OR (cause IS NOT NULL AND episode > 0)", name=op.f("ck_jobs_quarantined_has_cause")
         ),
         sa.CheckConstraint("state <> 'retry_wait' OR not_before IS NOT NULL", name=op.f("ck_jobs_retry_has_time")),
         sa.CheckConstraint(
@@ -175,6 +154,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_jobs_running", "jobs", ["worker_id"], unique=False, postgresql_where=sa.text("state = 'running'")
     )
+    op.create_index("ix_jobs_type", "jobs", ["type", "created_at"], unique=False)
     op.create_table(
         "outbox",
         sa.Column("job_id", sa.UUID(), nullable=False),
@@ -190,10 +170,7 @@ def upgrade() -> None:
         sa.Column("returned_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("returned_reason", sa.Text(), nullable=True),
         sa.Column(
-            "created_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "created_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.CheckConstraint("(sends = 0) = (sent_at IS NULL)", name=op.f("ck_outbox_sent_has_time")),
         sa.CheckConstraint("sends >= 0", name=op.f("ck_outbox_sends_not_negative")),
@@ -239,10 +216,7 @@ def upgrade() -> None:
         sa.Column("pooled", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("knows", postgresql.JSONB(), server_default=sa.text("'[]'"), nullable=False),
         sa.Column(
-            "started_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "started_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("locked_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("lease_until", sa.DateTime(timezone=True), nullable=False),
@@ -269,10 +243,7 @@ def upgrade() -> None:
         sa.Column("idempotency_key", sa.Text(), nullable=False),
         sa.Column("result", postgresql.JSONB(none_as_null=True), nullable=True),
         sa.Column(
-            "started_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "started_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint(
@@ -303,10 +274,7 @@ def upgrade() -> None:
         sa.Column("order_id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
         sa.Column("account_id", sa.BigInteger(), nullable=False),
         sa.Column(
-            "ordered_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "ordered_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("status", sa.Text(), server_default="placed", nullable=False),
         sa.Column("sku", sa.Text(), nullable=False),
@@ -335,10 +303,7 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("attempt", sa.BigInteger(), nullable=False),
         sa.Column(
-            "quarantined_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "quarantined_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("dead_lettered_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("closed_at", sa.DateTime(timezone=True), nullable=True),
@@ -359,9 +324,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_index(
-        "ix_quarantine_entries_open",
-        table_name="quarantine_entries",
-        postgresql_where=sa.text("closed_at IS NULL"),
+        "ix_quarantine_entries_open", table_name="quarantine_entries", postgresql_where=sa.text("closed_at IS NULL")
     )
     op.drop_table("quarantine_entries")
     op.drop_index(op.f("ix_orders_account_id_ordered_at"), table_name="orders")
@@ -370,9 +333,7 @@ def downgrade() -> None:
     op.drop_table("ledger_entries")
     op.drop_table("effects")
     op.drop_index(
-        "ix_workers_live",
-        table_name="workers",
-        postgresql_where=sa.text("stopped_at IS NULL AND lost_at IS NULL"),
+        "ix_workers_live", table_name="workers", postgresql_where=sa.text("stopped_at IS NULL AND lost_at IS NULL")
     )
     op.drop_table("workers")
     op.drop_table("schema_compatibility")
@@ -381,6 +342,7 @@ def downgrade() -> None:
     op.drop_index("ix_outbox_first", table_name="outbox", postgresql_where=sa.text("sends = 0"))
     op.drop_index("ix_outbox_again", table_name="outbox", postgresql_where=sa.text("sends > 0"))
     op.drop_table("outbox")
+    op.drop_index("ix_jobs_type", table_name="jobs")
     op.drop_index("ix_jobs_running", table_name="jobs", postgresql_where=sa.text("state = 'running'"))
     op.drop_index(
         "ix_jobs_open", table_name="jobs", postgresql_where=sa.text("state NOT IN ('succeeded', 'cancelled')")
