@@ -10,6 +10,7 @@ In atomic mode the claim was never committed: the same arrows go out from `queue
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -88,6 +89,14 @@ SELECT state::text, attempt, EXISTS (
 """
 
 
+@cache
+def statement(arrow: str, committed: bool) -> str:
+    """The SQL of an arrow for a committed attempt, or for the clean path under its row lock."""
+    guard = COMMITTED if committed else UNCOMMITTED
+    only = NOT_SCHEDULED_IF_CANCELLED if arrow is RETRY else ""
+    return arrow.format(guard=guard, journal=JOURNAL.format(reason="%(journal_reason)s", only=only))
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """Who writes: the won claim, the delivery it came by, and the worker that holds the lease."""
@@ -110,11 +119,9 @@ class Holder:
         Inside a transaction the guard's failure aborts the message before its COMMIT, so that nothing of the loser
         stays; deferred constraints are checked first, while the handler's savepoint can still be rolled back.
         """
-        guard = COMMITTED if self.claimed.committed else UNCOMMITTED
-        only = NOT_SCHEDULED_IF_CANCELLED if arrow is RETRY else ""
         if not self.claimed.committed:
             words = ["received", "claim", *words]
-        sql = arrow.format(guard=guard, journal=JOURNAL.format(reason="%(journal_reason)s", only=only))
+        sql = statement(arrow, self.claimed.committed)
         if in_transaction:
             sql = f"SET CONSTRAINTS ALL IMMEDIATE; {sql}; COMMIT; {after_commit}"
         try:
