@@ -236,10 +236,8 @@ class Job:
     def close(self) -> None:
         """Let go of the session; the transaction is not touched."""
         if self._session is not None:
-            bind = self._session.get_bind()
             with suppress(SQLAlchemyError, psycopg2.Error):
                 self._session.close()
-                bind.close()  # type: ignore[union-attr]  # always a Connection
             self._session = None
 
 
@@ -303,7 +301,7 @@ def once(seat: Seat, delivery: Delivery, job_type: JobType, *, first_try: bool, 
     with noticing_outage(connection):
         if not first_try:
             release(connection, delivery.job_id, worker_id, seat.pid, "the database was away")
-        claimed = win(seat, delivery, job_type, worker_id, first_try)
+        claimed = win(connection, seat.pid, delivery, job_type, worker_id, first_try)
         if claimed is Refusal.NO_LEASE:
             return None
         if isinstance(claimed, Refusal):
@@ -316,16 +314,17 @@ def once(seat: Seat, delivery: Delivery, job_type: JobType, *, first_try: bool, 
     return work(seat, delivery, claimed, worker_id, job_type, spoilt)
 
 
-def win(seat: Seat, delivery: Delivery, job_type: JobType, worker_id: UUID, first_try: bool) -> Claimed | Refusal:
+def win(
+    connection: PgConnection, pid: int, delivery: Delivery, job_type: JobType, worker_id: UUID, first_try: bool
+) -> Claimed | Refusal:
     """Claim the job, or say why not: a lock is looked at again shortly before it is believed."""
-    connection = seat.connection()
     looks = LOCKED_LOOKS_REDELIVERED_S if delivery.redelivered else LOCKED_LOOKS_S
     for number, wait_s in enumerate((*looks, None)):
         claimed = None
         if first_try and job_type.mode == "atomic" and may_begin_atomic(delivery):
             claimed = begin_atomic(connection, delivery, worker_id)
         if claimed is None:
-            claimed = claim(connection, delivery, worker_id, seat.pid)
+            claimed = claim(connection, delivery, worker_id, pid)
         if claimed is not None:
             return claimed
         refusal = look(connection, delivery, worker_id)

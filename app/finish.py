@@ -10,6 +10,7 @@ In atomic mode the claim was never committed: the same arrows go out from `queue
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -26,8 +27,9 @@ UNCOMMITTED = "state = 'queued' AND attempt = %(attempt)s - 1"
 JOURNAL = """
     INSERT INTO job_events (job_id, event, attempt, copy, delivery_tag, redelivered, worker_id, reason)
     SELECT job_id, word, attempt, %(copy)s, %(delivery_tag)s, %(redelivered)s, %(worker_id)s, {reason}
-      FROM job, unnest(%(words)s::text[]) WITH ORDINALITY AS words (word, place) ORDER BY place
+      FROM job, unnest(%(words)s::text[]) WITH ORDINALITY AS words (word, place) {only} ORDER BY place
 """
+NOT_SCHEDULED_IF_CANCELLED = "WHERE NOT (word = 'retry_scheduled' AND state = 'cancelled')"
 SUCCEED = """
 WITH job AS (
     UPDATE jobs SET state = 'succeeded', attempt = %(attempt)s, worker_id = NULL, child_pid = NULL,
@@ -94,6 +96,14 @@ SELECT state::text, attempt, EXISTS (
 """
 
 
+@cache
+def statement(arrow: str, committed: bool) -> str:
+    """The SQL of an arrow for a committed attempt, or for the clean path under its row lock."""
+    guard = COMMITTED if committed else UNCOMMITTED
+    only = NOT_SCHEDULED_IF_CANCELLED if arrow is RETRY else ""
+    return arrow.format(guard=guard, journal=JOURNAL.format(reason="%(journal_reason)s", only=only))
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """Who writes: the won claim, the delivery it came by, and the worker that holds the lease."""
@@ -116,10 +126,9 @@ class Holder:
         Inside a transaction the guard's failure aborts the message before its COMMIT, so that nothing of the loser
         stays; deferred constraints are checked first, while the handler's savepoint can still be rolled back.
         """
-        guard = COMMITTED if self.claimed.committed else UNCOMMITTED
         if not self.claimed.committed:
             words = ["received", "claim", *words]
-        sql = arrow.format(guard=guard, journal=JOURNAL.format(reason="%(journal_reason)s"))
+        sql = statement(arrow, self.claimed.committed)
         if in_transaction:
             sql = f"SET CONSTRAINTS ALL IMMEDIATE; {sql}; COMMIT; {after_commit}"
         try:

@@ -12,6 +12,7 @@ import logging
 import queue
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,14 +102,13 @@ class JournalWriter(threading.Thread):
             note = self._notes.get(timeout=None if not self._pending else wait_s)
         except queue.Empty:
             return True
-        until = boottime_s() + wait_s
+        if note is not None and self._notes.qsize() < FLUSH_ROWS:
+            # One sleep for the whole batch: a wake-up for each note would cost the event loop its interpreter lock.
+            time.sleep(wait_s)
         while note is not None:
             self._pending.append(note)
-            left = until - boottime_s()
-            if left <= 0 or len(self._pending) >= FLUSH_ROWS:
-                return True
             try:
-                note = self._notes.get(timeout=left)
+                note = self._notes.get_nowait()
             except queue.Empty:
                 return True
         return False

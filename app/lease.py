@@ -18,6 +18,7 @@ import socket
 import struct
 import threading
 import uuid
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -50,24 +51,25 @@ UPDATE workers SET stopped_at = clock_timestamp()
  WHERE worker_id = %(worker_id)s AND stopped_at IS NULL
    AND NOT EXISTS (SELECT FROM jobs WHERE jobs.worker_id = workers.worker_id AND state = 'running')
 """
-SHAPE = struct.Struct("<Q16sd")
-LEAVING = SHAPE.size  # one byte behind the lease
+LEASE, CHECK = struct.Struct("<16sd"), struct.Struct("<I")
+LEAVING = LEASE.size + CHECK.size  # one byte behind the lease
 
 
 class SharedLease:
-    """Worker id and trust window in memory that forked children share; written by the keeper alone."""
+    """Worker id and trust window in memory that forked children share; written by the keeper alone.
+
+    A read that meets a write sees a checksum that does not fit, and reads again.
+    """
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self._version = 0
+        self._read_raw, self._read_id = bytes(16), uuid.UUID(int=0)  # the id as last read: it hardly ever changes
+        self.write(self._read_id, 0.0)
 
     def write(self, worker_id: uuid.UUID, trusted_until: float) -> None:
-        """Publish id and window; the version is odd while a write is under way."""
-        self._version += 1
-        struct.pack_into("<Q", self._memory, 0, self._version)
-        SHAPE.pack_into(self._memory, 0, self._version, worker_id.bytes, trusted_until)
-        self._version += 1
-        struct.pack_into("<Q", self._memory, 0, self._version)
+        """Publish id and window."""
+        lease = LEASE.pack(worker_id.bytes, trusted_until)
+        self._memory[: LEASE.size + CHECK.size] = lease + CHECK.pack(zlib.crc32(lease))
 
     @property
     def leaving(self) -> bool:
@@ -81,10 +83,13 @@ class SharedLease:
     def read(self) -> tuple[uuid.UUID, float]:
         """(worker id, trusted until, in `boottime_s`), never torn."""
         while True:
-            before, raw, trusted_until = SHAPE.unpack_from(self._memory, 0)
-            after = struct.unpack_from("<Q", self._memory, 0)[0]
-            if before == after and before % 2 == 0:
-                return uuid.UUID(bytes=raw), trusted_until
+            written = self._memory[: LEASE.size + CHECK.size]
+            lease = written[: LEASE.size]
+            if CHECK.unpack(written[LEASE.size :])[0] == zlib.crc32(lease):
+                raw, trusted_until = LEASE.unpack(lease)
+                if raw != self._read_raw:
+                    self._read_raw, self._read_id = raw, uuid.UUID(bytes=raw)
+                return self._read_id, trusted_until
 
 
 class Keeper(threading.Thread):
@@ -132,6 +137,8 @@ class Keeper(threading.Thread):
             with suppress(psycopg2.Error):
                 rows(self._connection, LEAVE, {"worker_id": str(self.worker_id)})
         self._drop()
+        self._stop_writer.close()
+        self._stop_reader.close()
 
     def _wait(self, seconds: float) -> bool:
         """Sleep until time is over or the session breaks (False), or `stop` was called (True)."""

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import psycopg2
 from psycopg2.extensions import connection as PgConnection
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
@@ -54,6 +54,7 @@ class Seat:
         self._main: PgConnection | None = None
         self._ledger: PgConnection | None = None
         self._engine: Engine | None = None
+        self._bind: Connection | None = None  # kept over jobs: making one costs more than a short job's SQL
 
     @property
     def worker_id(self) -> UUID:
@@ -102,7 +103,9 @@ class Seat:
         """A SQLAlchemy session on `connection`; the transaction around it is the attempt's. Raises DatabaseAway."""
         if self._engine is None or connection is not self._main:
             raise DatabaseAway("the session of this attempt is gone")
-        return JobSession(bind=self._engine.connect())
+        if self._bind is None:
+            self._bind = self._engine.connect()
+        return JobSession(bind=self._bind)
 
     def reconnect(self, tries: int) -> PgConnection:
         """A new session, however long it takes: pauses grow from the `tries`-th on."""
@@ -119,7 +122,7 @@ class Seat:
             if connection is not None:
                 with suppress(psycopg2.Error):
                     connection.close()
-        self._main = self._ledger = self._engine = None
+        self._main = self._ledger = self._engine = self._bind = None
 
     def _connect(self, worker_id: UUID) -> PgConnection:
         try:

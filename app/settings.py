@@ -5,6 +5,7 @@ Durations are seconds. `Settings.describe()` is the reference that `deadsure set
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -16,6 +17,7 @@ from app.errors import ConfigurationError
 from db.session import DatabaseUrlError, check_url
 
 DEFAULT_REPORTS_DIR = Path("var/reports")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 BROKER_SCHEMES = ("amqp", "amqps", "redis", "rediss", "unix")
 
 
@@ -61,6 +63,10 @@ class Settings:
     log_level: str = setting("DEADSURE_LOG_LEVEL", "INFO", "least level that is logged")
 
     def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < math.inf:
+                raise ConfigurationError(f"{entry.metadata['name']}={value}: must be a number above 0")
         if self.lease_renew_s * 3 > self.lease_s:
             raise ConfigurationError(
                 f"DEADSURE_LEASE_RENEW_S={self.lease_renew_s:g} is too long for DEADSURE_LEASE_S="
@@ -71,12 +77,10 @@ class Settings:
                 f"DEADSURE_RESEND_FIRST_S={self.resend_first_s:g} is longer than "
                 f"DEADSURE_RESEND_MAX_S={self.resend_max_s:g}"
             )
+        if self.log_level.upper() not in LEVELS:
+            raise ConfigurationError(f"DEADSURE_LOG_LEVEL={self.log_level!r}: write one of {', '.join(LEVELS)}")
         if self.log not in ("json", "console", "auto"):
             raise ConfigurationError(f"DEADSURE_LOG={self.log!r}: write json, console or auto")
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
-                raise ConfigurationError(f"{entry.metadata['name']}={value}: must be more than 0")
 
     @classmethod
     def describe(cls) -> list[tuple[str, str, str]]:
@@ -91,7 +95,7 @@ class Settings:
                 "to look around first run `make demo`"
             )
         try:
-            return check_url(self.database_url)
+            return checked(self.database_url)
         except DatabaseUrlError as error:
             raise ConfigurationError(str(error)) from error
 
@@ -99,11 +103,10 @@ class Settings:
         """The broker URL; raises ConfigurationError with the next step when it is missing or unknown."""
         if not self.broker_url:
             raise ConfigurationError("BROKER_URL is not set: for development run `make services`, then `. var/dev.env`")
-        scheme = self.broker_url.split("://", 1)[0]
-        if scheme not in BROKER_SCHEMES:
-            raise ConfigurationError(
-                f"BROKER_URL starts with {scheme!r}: write amqp://… (RabbitMQ) or redis://… (Redis/Valkey)"
-            )
+        scheme, found, _ = self.broker_url.partition("://")
+        if not found or scheme not in BROKER_SCHEMES:
+            begins = f"BROKER_URL starts with {scheme!r}" if found else "BROKER_URL has no scheme"
+            raise ConfigurationError(f"{begins}: write amqp://… (RabbitMQ) or redis://… (Redis/Valkey)")
         return self.broker_url
 
     @property
@@ -140,6 +143,12 @@ def convert(text: str, kind: type) -> Any:
             raise ValueError(text)
         return text.lower() in ("1", "true", "yes")
     return kind(text)
+
+
+@lru_cache(maxsize=8)
+def checked(url: str) -> str:
+    """`check_url`, once for each URL: every submit asks."""
+    return check_url(url)
 
 
 @lru_cache(maxsize=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -22,6 +23,7 @@ import psycopg2
 from psycopg2.extensions import connection as PgConnection
 from pydantic import BaseModel
 from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from uuid_utils.compat import uuid7
 
@@ -31,6 +33,7 @@ from app.json_text import to_json
 from app.settings import settings
 from app.states import State
 from db.session import autocommit_pool, one, rows
+from db.watchdog import bounded
 
 NAMESPACE = uuid.UUID("6f2a9df0-6f7b-5d0c-9d55-0d5ead5a4e00")
 CHANNEL = "deadsure_outbox"
@@ -128,6 +131,8 @@ def encode(payload: BaseModel) -> tuple[str, str]:
     """Canonical JSON and its SHA-256 in hex; raises PayloadTooLarge or InvalidPayload."""
     name = type(payload).__name__
     try:
+        if not finite(payload.model_dump()):
+            raise ValueError("a number is NaN or infinite")
         text = to_json(payload.model_dump(mode="json"), sort_keys=True)
     except (ValueError, RecursionError) as error:
         raise InvalidPayload(f"{name}: {error}; it cannot be stored as JSON") from None
@@ -138,6 +143,17 @@ def encode(payload: BaseModel) -> tuple[str, str]:
             f"{name}: {len(raw)} bytes of JSON, at most {limit} are allowed; store the document and submit its id"
         )
     return text, hashlib.sha256(raw).hexdigest()
+
+
+def finite(value: Any) -> bool:
+    """Whether no float in `value` is NaN or infinite; pydantic would turn those in untyped fields into null."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(finite(entry) for entry in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(finite(entry) for entry in value)
+    return True
 
 
 def identify(job_type: JobType, scope: str, key: str | None) -> uuid.UUID:
@@ -207,12 +223,14 @@ def alone(job: NewJob) -> Submitted:
             connection = borrowed.driver_connection
             assert isinstance(connection, PgConnection)
             try:
-                row = one(connection, ALONE, parameters([job]))
-                if row and row[0] == "1":
-                    return Submitted(job.job_id, created=True, state=State.QUEUED)
-                return settle(job, existing(partial(rows, connection), [job]))
+                with bounded(connection, settings().submit_timeout_s):
+                    row = one(connection, ALONE, parameters([job]))
+                    if row and row[0] == "1":
+                        return Submitted(job.job_id, created=True, state=State.QUEUED)
+                    return settle(job, existing(partial(rows, connection), [job]))
             except (psycopg2.OperationalError, psycopg2.InterfaceError):
                 borrowed.invalidate()
+                pool.dispose()  # what broke one connection has broken its neighbours
                 if last_try:
                     raise
             except psycopg2.Error:
@@ -247,6 +265,7 @@ def in_session(session: Session, jobs: Sequence[NewJob]) -> list[Submitted]:
     if not session.info.get("deadsure_wakes"):
         session.info["deadsure_wakes"] = True
         event.listen(session, "after_commit", wake_after_commit)
+        event.listen(session, "after_rollback", forget_after_rollback)
     session.info["deadsure_unannounced"] = True
     return answers
 
@@ -258,6 +277,12 @@ def wake_after_commit(session: Session) -> None:
     wake()
 
 
+def forget_after_rollback(session: Session) -> None:
+    """What was rolled back is not announced; a savepoint's end leaves the rest to be."""
+    if not session.in_nested_transaction():
+        session.info.pop("deadsure_unannounced", None)
+
+
 def wake() -> None:
     """Wake the relays. Best effort: without it they look by themselves within `poll_s`."""
     try:
@@ -265,8 +290,12 @@ def wake() -> None:
         with closing(pool.raw_connection()) as borrowed:
             connection = borrowed.driver_connection
             assert isinstance(connection, PgConnection)
-            rows(connection, NOTIFY)
-    except psycopg2.Error:
+            try:
+                with bounded(connection, settings().submit_timeout_s):
+                    rows(connection, NOTIFY)
+            except psycopg2.Error:
+                borrowed.invalidate()
+    except (psycopg2.Error, SQLAlchemyError):
         return
 
 

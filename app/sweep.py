@@ -112,9 +112,10 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Swept:
-    """What one look did: workers declared lost, jobs expired."""
+    """What one look did: workers declared lost, those of them that only went silent, jobs expired."""
 
     lost: int = 0
+    silent: int = 0
     expired: int = 0
 
 
@@ -134,7 +135,7 @@ class Sweeper:
         over = [row for row in found if row[2] and row[4] is None]
         braked = self._brake(now, over, running)
         missing: dict[tuple[UUID, int], float] = {}
-        lost = expired = 0
+        lost = silent = expired = 0
         for worker_id, lock_key, lease_over, gone, lost_cause, jobs in found:
             cause = lost_cause
             if cause is None and gone:
@@ -149,9 +150,10 @@ class Sweeper:
                 if not self._lose(connection, worker_id, lock_key, cause, jobs):
                     continue
                 lost += 1
+                silent += cause == "stalled"
             expired += self._expire(connection, worker_id, cause, lease_over)
         self._missing_since = missing
-        return Swept(lost, expired)
+        return Swept(lost, silent, expired)
 
     def _brake(self, now: float, over: list[tuple[Any, ...]], running: int) -> bool:
         threatened = sum(row[5] for row in over)

@@ -131,6 +131,7 @@ class Job(Base):
             postgresql_where=text("state NOT IN ('succeeded', 'cancelled')"),
         ),
         Index("ix_jobs_created", "created_at"),
+        Index("ix_jobs_type", "type", "created_at"),
         {"postgresql_with": {"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"}},
     )
 

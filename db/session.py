@@ -47,7 +47,7 @@ def check_url(url: str) -> str:
     """Return `url` when it names psycopg2; raises DatabaseUrlError that says what to write instead."""
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise DatabaseUrlError(
             f"DATABASE_URL cannot be read; write {DRIVER}://user:password@host:port/database"
         ) from error

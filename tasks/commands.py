@@ -13,10 +13,12 @@ from app.demo.command import demo
 from app.job_types import queues
 from app.journal import JournalWriter, configure_logging, log
 from app.settings import settings
+from app.sweep import Swept
 from db.migrate import check
 from tasks.doctor import doctor
 from tasks.intake import Intake
 from tasks.relay import Relay
+from tasks.services import keeps_messages
 from tasks.sweeper import SweeperThread
 
 assert tasks.app is not None
@@ -33,7 +35,12 @@ def relay_command() -> None:
     journal = JournalWriter(settings().need_database())
     relay = Relay(settings(), journal, queues())
     intake = Intake(settings())
-    sweeper = SweeperThread(settings(), (lambda: None) if settings().broker_is_amqp else relay.note_loss)
+
+    def on_lost(swept: Swept) -> None:
+        if keeps_messages(swept, settings()):
+            relay.note_loss()
+
+    sweeper = SweeperThread(settings(), on_lost)
     ended = threading.Event()
 
     def end(_number: int, _frame: FrameType | None) -> None:

@@ -98,6 +98,10 @@ class DurableTask(Task):
                 eager.run(job)
         return AsyncResult(str(job.job_id), app=app, task_name=self.name)
 
+    def apply(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Refused: an attempt belongs to a job and a worker."""
+        raise UnsupportedOption(f"{self.name}: a durable task is not applied in place; use .delay() or .submit()")
+
     def submit(
         self,
         session: Session,
@@ -154,6 +158,7 @@ class DurableTask(Task):
 
     def prepare(self, payload: Mapping[str, Any], **terms: Any) -> NewJob:
         """A validated job of this type's newest version, not yet written."""
+        refuse(self.name, {})
         job_type = find(self.name)
         return submit.prepare(job_type, job_type.parse(payload), **terms)
 

@@ -29,6 +29,7 @@ from tasks.inspection import BODY
 from tasks.topology import EXCHANGE, quarantine_queue, work_queue
 
 HEARTBEAT_S = 30
+READ_S = 0.001
 LAST_ON_REDIS = 9  # kombu's Redis transport serves priority 0 first
 
 
@@ -161,11 +162,12 @@ class Publisher:
         sock: socket.socket = self._connection.connection.sock
         return sock.fileno()
 
-    def idle(self) -> None:
+    def idle(self, *, readable: bool) -> None:
         """Read what the broker sent and keep the heartbeat; raises the transport's errors when it is gone."""
         if self.amqp:
-            with suppress(TimeoutError):
-                self._connection.drain_events(timeout=0.001)
+            if readable:
+                with suppress(TimeoutError):
+                    self._connection.drain_events(timeout=READ_S)
             self._connection.heartbeat_check()
         elif self._read_run_id() != self._run_id:
             raise PublishError("the broker has restarted and may have lost its messages")

@@ -135,8 +135,7 @@ class Relay(threading.Thread):
             if wait_s <= 0:
                 # Overdue debts that could not be taken: the window is full, or another relay holds them.
                 wait_s, pause = pause, min(pause * 2, self._settings.poll_s)
-            self._sleep(wait_s)
-            self._publisher.idle()
+            self._publisher.idle(readable=self._sleep(wait_s))
 
     def _pay(self, queue: str) -> int:
         assert self._database is not None
@@ -167,23 +166,25 @@ class Relay(threading.Thread):
         due = [outbox.next_due_s(self._database, queue) for queue in self._queues]
         return min([self._settings.poll_s, *[s for s in due if s is not None]])
 
-    def _sleep(self, seconds: float) -> None:
-        """Wait for a NOTIFY, a sign of the broker, `stop`, or the time.
+    def _sleep(self, seconds: float) -> bool:
+        """Wait for a NOTIFY, a sign of the broker, `stop`, or the time; True when the broker's socket is readable.
 
         A NOTIFY that came in with the answer of a query is in `notifies` already: the socket will not show it again.
         """
         if self._database is not None and self._database.notifies:
-            return
+            return False
         watched: list[Any] = [self._reader]
         if self._database is not None and not self._database.closed:
             watched.append(self._database)
-        if self._publisher is not None and (number := self._publisher.fileno()) is not None:
+        number = self._publisher.fileno() if self._publisher is not None else None
+        if number is not None:
             watched.append(number)
         ready, _, _ = select.select(watched, [], [], seconds)
         if self._reader in ready:
             self._reader.recv(64)
         if self._database is not None and self._database in ready:
             self._database.poll()
+        return number in ready
 
     def _drop(self, database: bool) -> None:
         if self._publisher is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+import psycopg2
 from celery import states
 from celery.backends.base import Backend, SyncBackendMixin
 from celery.exceptions import TimeoutError as CeleryTimeoutError
@@ -16,7 +17,8 @@ from psycopg2.extensions import connection as PgConnection
 from app.errors import JobCancelled, JobQuarantined, UnsupportedOption
 from app.settings import settings
 from app.states import State
-from db.session import autocommit_pool, one
+from db.session import Row, autocommit_pool, one
+from db.watchdog import bounded
 
 READ = """
 SELECT state::text, result, cause, reason, finished_at, attempt, type FROM jobs WHERE job_id = %(job_id)s
@@ -49,15 +51,7 @@ class JobResults(SyncBackendMixin, Backend):
         """State and result as Celery's meta dictionary; raises psycopg2.OperationalError when the database is away."""
         if not is_uuid(task_id):
             return {"status": states.PENDING, "result": None}
-        pool = autocommit_pool(settings().need_database(), settings().submit_timeout_s)
-        with closing(pool.raw_connection()) as borrowed:
-            connection = borrowed.driver_connection
-            assert isinstance(connection, PgConnection)
-            try:
-                row = one(connection, READ, {"job_id": task_id})
-            except Exception:
-                borrowed.invalidate()
-                raise
+        row = read(task_id)
         if row is None:
             return {"status": states.PENDING, "result": None}
         state, result, cause, reason, finished_at, _attempt, name = row
@@ -98,9 +92,31 @@ class JobResults(SyncBackendMixin, Backend):
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, POLL_MAX_S)
 
+    def apply_chord(self, *_: Any, **__: Any) -> None:
+        """Refused before anything is published: a chord counts results, and this backend keeps none of plain tasks."""
+        raise UnsupportedOption("chords are not supported here; nothing was submitted")
+
     def forget(self, task_id: str) -> None:
         """Refused: a job's record is evidence; `deadsure prune` removes it by age."""
         raise UnsupportedOption(f"job {task_id}: its record is kept until `deadsure prune` removes it")
+
+
+def read(task_id: str) -> Row | None:
+    """The row of READ. A broken connection is tried once more: reading twice changes nothing."""
+    pool = autocommit_pool(settings().need_database(), settings().submit_timeout_s)
+    for last_try in (False, True):
+        with closing(pool.raw_connection()) as borrowed:
+            connection = borrowed.driver_connection
+            assert isinstance(connection, PgConnection)
+            try:
+                with bounded(connection, settings().submit_timeout_s):
+                    return one(connection, READ, {"job_id": task_id})
+            except psycopg2.Error:
+                borrowed.invalidate()
+                pool.dispose()
+                if last_try:
+                    raise
+    raise AssertionError("unreachable")
 
 
 def is_uuid(text: str) -> bool:

@@ -16,7 +16,8 @@ from app.job_types import queues
 from app.journal import JournalWriter
 from app.lease import Keeper
 from app.seat import Seat
-from app.settings import settings
+from app.settings import Settings, settings
+from app.sweep import Swept
 from tasks.child import take_signals
 from tasks.intake import Intake, publish_copy
 from tasks.relay import Relay
@@ -71,10 +72,18 @@ class Services:
 
         self.settler.put(work, lambda _answer: acknowledge())
 
-    def _on_workers_lost(self) -> None:
-        """Redis/Valkey does not give back what a dead worker held: a dead worker is evidence of loss there."""
-        if self.relay is not None and not settings().broker_is_amqp:
+    def _on_workers_lost(self, swept: Swept) -> None:
+        if self.relay is not None and keeps_messages(swept, settings()):
             self.relay.note_loss()
+
+
+def keeps_messages(swept: Swept, settings: Settings) -> bool:
+    """Whether the broker will not give back what the lost workers held, for a while at least: evidence of loss.
+
+    Redis/Valkey never does at once. RabbitMQ does when the socket of a dead worker closes; a frozen one keeps its
+    messages until the heartbeat ends its connection.
+    """
+    return swept.silent > 0 or not settings.broker_is_amqp
 
 
 _present: list[Services] = []

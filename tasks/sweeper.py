@@ -11,7 +11,7 @@ from app.clock import boottime_s, pause_s
 from app.journal import log
 from app.repair import repair
 from app.settings import Settings
-from app.sweep import Sweeper
+from app.sweep import Sweeper, Swept
 from db.session import connect
 
 FIRST_REPAIR_S, REPAIR_S = 5.0, 300.0  # it looks at every waiting job, so not every second
@@ -20,7 +20,7 @@ FIRST_REPAIR_S, REPAIR_S = 5.0, 300.0  # it looks at every waiting job, so not e
 class SweeperThread(threading.Thread):
     """Every worker runs one; two looks at once are harmless."""
 
-    def __init__(self, settings: Settings, on_lost: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, on_lost: Callable[[Swept], None]) -> None:
         super().__init__(name="deadsure-sweeper", daemon=True)
         self._settings, self._on_lost = settings, on_lost
         self._stopped = threading.Event()
@@ -42,7 +42,7 @@ class SweeperThread(threading.Thread):
                 swept = sweeper.look(connection)
                 if swept.lost:
                     log.info("sweep.done", workers_lost=swept.lost, jobs_expired=swept.expired)
-                    self._on_lost()
+                    self._on_lost(swept)
                 if boottime_s() >= repair_at:
                     repair_at = boottime_s() + REPAIR_S
                     for job_id in repair(connection, self._settings.resend_first_s):

@@ -12,7 +12,7 @@ import click
 from psycopg2.extensions import connection as PgConnection
 
 from app import story, submit
-from app.cli.output import json_option, print_events, print_fields, print_json, print_table, reporting_errors
+from app.cli.output import Seconds, json_option, print_events, print_fields, print_json, print_table, reporting_errors
 from app.domain.cli import seed
 from app.job_types import find
 from app.settings import Settings, settings
@@ -61,7 +61,7 @@ def db_upgrade(as_json: bool) -> None:
 @click.option("--payload", required=True, help="The payload as a JSON object.")
 @click.option("--key", help="Idempotency key: the same key and payload give the same job.")
 @click.option("--scope", default="", help="Business boundary of the key, for instance an account.")
-@click.option("--countdown", type=click.FloatRange(min=0), help="Seconds before it may start.")
+@click.option("--countdown", type=Seconds(), help="Seconds before it may start.")
 @click.option("--priority", type=click.IntRange(0, 9), help="9 is first.")
 @json_option
 @reporting_errors
@@ -130,7 +130,7 @@ def jobs_group() -> None:
 @jobs_group.command("list")
 @click.option("--state", type=click.Choice([s.value for s in State]))
 @click.option("--type", "job_type", help="Only this job type.")
-@click.option("--older", "older_s", type=click.FloatRange(min=0), default=0.0, help="At least SECONDS old.")
+@click.option("--older", "older_s", type=Seconds(), default=0.0, help="At least SECONDS old.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @json_option
 @reporting_errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar
@@ -26,6 +27,23 @@ R = TypeVar("R")
 
 WHOLE = ("job_id", "created_at", "changed_at")  # never broken over lines: people copy them
 MIN_WIDTH = 160  # of a table in a file or a pipe
+
+
+class Seconds(click.FloatRange):
+    """A finite number of seconds, 0 or more."""
+
+    name = "seconds"
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; fails for NaN and infinity, which compare as in range."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number of seconds", param, ctx)
+        return number
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 

@@ -65,6 +65,24 @@ def test_main_process_dies_over_its_dead_child(
 
 
 @on_rabbitmq
+@pytest.mark.environment(DEADSURE_RESEND_FIRST_S="30")  # the same copy comes again, not another one
+def test_only_the_first_crash_of_an_atomic_job_goes_uncounted(
+    jobs: Any, court: Court, effects: Effects, start_worker: Any, tmp_path: Path
+) -> None:
+    """What comes back as redelivered commits its claim first, so a job that kills its process cannot do so for ever."""
+    struck = identities({"struck": None})["struck"]
+    runs = [tmp_path / "first", tmp_path / "second"]
+    for run in runs:
+        run.mkdir()
+    start_worker(
+        faults=[kill_child("before:tests.faults.effects.record_in", struck, run) for run in runs], options=QUICK
+    )
+    submit(jobs, "atomic", struck)
+    seen = court.wait_succeeded([struck])[struck]
+    assert (seen.crashes, seen.attempt, effects.starts(struck), effects.count(struck)) == (1, 2, 3, 1)
+
+
+@on_rabbitmq
 def test_jobs_of_other_children_are_not_blamed(
     jobs: Any, court: Court, effects: Effects, start_worker: Any, tmp_path: Path
 ) -> None:

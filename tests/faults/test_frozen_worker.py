@@ -19,7 +19,11 @@ from tests.nodes.node import WorkerNode
 from tests.nodes.waiting import wait_for
 
 # A worker that works on all it may hold gets no further message: else the broker goes on feeding the frozen one.
-pytestmark = [pytest.mark.usefixtures("settings"), on_rabbitmq, pytest.mark.environment(DEADSURE_PREFETCH="1")]
+pytestmark = [
+    pytest.mark.usefixtures("settings"),
+    on_rabbitmq,
+    pytest.mark.environment(DEADSURE_PREFETCH="1", DEADSURE_RESEND_MAX_S="2"),
+]
 WITH_LEASE_JOBS = (*QUICK, "-I", "tests.faults.jobs_lease")
 # Each handler is frozen somewhere else on its way: (kind, point).
 HANDLERS = {
@@ -35,11 +39,6 @@ HANDLERS = {
 def files(reports: Path) -> dict[str, tuple[int, int]]:
     """Inode and time of each file: another one in its place would show."""
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in reports.iterdir()}
-
-
-def lease_of(court: Court, job_id: UUID | str) -> UUID | None:
-    """The worker that claimed the job last."""
-    return court.case(job_id).events("claim")[-1].worker_id
 
 
 def wait_loser(worker: WorkerNode, job_id: UUID, name: str) -> None:
@@ -77,6 +76,9 @@ def test_late_finish_of_a_frozen_worker_writes_nothing(
         stalled = 0 if name.startswith("atomic") else 1  # the claim of an atomic job was never committed
         seen = found[job_id]
         assert (seen.stalls, seen.crashes, seen.failures, seen.attempt) == (stalled, 0, 0, 1 + stalled), name
+    lost = court.case(calls).events("claim")[0].worker_id
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'deadsure job ' || :id"
+    assert rows(engine, sessions, id=str(lost)) == [(0,)], "its sessions were ended, and with them its row locks"
     done, written = effects.rows(), files(tmp_path / "reports")
 
     let_go(tmp_path, *frozen.values())
@@ -100,9 +102,8 @@ def test_late_finish_of_a_frozen_worker_writes_nothing(
     assert second.terminate() == 0
     later = [jobs.leased_effect.delay(n=1).id, jobs.atomic.delay(n=2).id]
     court.wait_succeeded(later)
-    before = court.case(frozen["leased, effect to come"]).events("claim")[0].worker_id
-    assert before not in {lease_of(court, job_id) for job_id in later}
-    assert rows(engine, "SELECT lost_cause FROM workers WHERE worker_id = :id", id=before) == [("stalled",)]
+    assert lost not in {court.case(job_id).events("claim")[0].worker_id for job_id in later}, "under a new lease"
+    assert rows(engine, "SELECT lost_cause FROM workers WHERE worker_id = :id", id=lost) == [("stalled",)]
 
 
 def test_row_of_a_frozen_atomic_job_is_freed_though_the_sweeper_dies_over_it(

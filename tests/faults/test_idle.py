@@ -16,7 +16,7 @@ from tests.nodes.marks import on_rabbitmq
 from tests.nodes.waiting import stays_true, wait_for
 
 pytestmark = pytest.mark.usefixtures("settings")
-WINDOW_S = 5
+WINDOW_S = 4
 POLLS_PER_S = 5  # DEADSURE_POLL_S is 0.2 here
 # Two looks of the relay at each poll, one of the sweeper, two renewals, what the test asks itself; and half as much.
 STATEMENTS_PER_S = (POLLS_PER_S * 2 + 1 + 2 + 5) * 1.5

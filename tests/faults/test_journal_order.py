@@ -45,6 +45,7 @@ def test_result_is_saved_before_the_ack_of_the_same_delivery(jobs: Any, court: C
 
 @MODES
 @on_rabbitmq
+@pytest.mark.environment(DEADSURE_RESEND_FIRST_S="1")
 def test_killed_between_succeed_and_ack(
     mode: str, jobs: Any, court: Court, effects: Effects, start_worker: Any, tmp_path: Path
 ) -> None:
@@ -69,4 +70,4 @@ def test_killed_between_succeed_and_ack(
     assert (ack.redelivered, ack.delivery_tag, ack.copy) == (True, again.delivery_tag, again.copy)
     assert again.at < ack.at
     assert effects.starts(job_id) == effects.count(job_id) == 1
-    stays_true(lambda: court.case(job_id).count("received") == 2, 2.5, "no third delivery, a resend gap later")
+    stays_true(lambda: court.case(job_id).count("received") == 2, 1.5, "no third delivery, a resend gap later")

@@ -52,6 +52,7 @@ def test_a_job_submitted_to_an_idle_system_starts_at_once(jobs: Any, outcomes: O
     outcomes.assert_once(21)
 
 
+@on_rabbitmq
 @pytest.mark.environment(DEADSURE_WINDOW="20", DEADSURE_RESEND_FIRST_S="60")
 def test_no_more_messages_in_the_broker_than_the_window(
     broker: BrokerNode, engine: Engine, jobs: Any, outcomes: Outcomes, start_worker: Any, start_relay: Any

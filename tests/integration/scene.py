@@ -24,6 +24,7 @@ from db.session import connect, one, rows
 from tests.nodes.waiting import wait_for
 
 T = TypeVar("T")
+STUCK_S = 15
 
 
 class Number(BaseModel):
@@ -114,8 +115,8 @@ class Scene:
         return found
 
     def connect(self, name: str = "deadsure scene") -> PgConnection:
-        """A session in autocommit, closed with the scene."""
-        made = connect(self.url, name)
+        """A session in autocommit, closed with the scene; what waits for ever in it fails instead."""
+        made = connect(self.url, name, statement_timeout_s=STUCK_S)
         self._open.append(made)
         return made
 

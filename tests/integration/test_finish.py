@@ -299,12 +299,15 @@ def test_the_loser_waits_for_the_winners_commit_and_then_writes_nothing(scene: S
 
 
 @arrows
-def test_a_clean_path_that_somebody_else_took_meanwhile(scene: Scene, arrow: Arrow) -> None:
+@pytest.mark.parametrize("winner", ["runs", "released"])
+def test_a_clean_path_that_somebody_else_took_meanwhile(scene: Scene, arrow: Arrow, winner: str) -> None:
     """Its session was ended with its lease, another worker ran the job, and its process finishes late."""
     slow, other = scene.worker(), scene.worker()
     stale = scene.begun(slow)
     rows(slow.session, "ROLLBACK")
     scene.claimed(other, stale.claimed.job_id)
+    if winner == "released":
+        release(other.session, stale.claimed.job_id, other.worker_id, other.pid, "the worker stops")
     before = scene.picture()
     rows(slow.session, "BEGIN; SAVEPOINT effect")
     write_effect(slow, stale)

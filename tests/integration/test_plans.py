@@ -160,17 +160,13 @@ def statements(script: str) -> list[str]:
     return [part for part in parts if part.startswith(("SELECT", "WITH", "UPDATE", "INSERT", "DELETE"))]
 
 
-def arrow(sql: str, guard: str) -> str:
-    return sql.format(guard=guard, journal=finish.JOURNAL.format(reason="%(journal_reason)s"))
-
-
 SINGLE: dict[str, str] = {
     "claim": claim.CLAIM,
     "look": claim.LOOK,
     "received": claim.RECEIVED,
     **{f"begin_atomic {n}": sql for n, sql in enumerate(statements(claim.BEGIN_ATOMIC), 1)},
     **{
-        f"{name} {guard}": arrow(sql, {"committed": finish.COMMITTED, "uncommitted": finish.UNCOMMITTED}[guard])
+        f"{name} {guard}": finish.statement(sql, guard == "committed")
         for name, sql in {"succeed": finish.SUCCEED, "retry": finish.RETRY, "quarantine": finish.QUARANTINE}.items()
         for guard in ("committed", "uncommitted")
     },

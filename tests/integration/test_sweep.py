@@ -65,7 +65,7 @@ def test_a_lease_that_is_over_with_its_session_there_is_a_stall(scene: Scene, sw
     worker = scene.worker()
     job_id = scene.claimed(worker).claimed.job_id
     scene.end_lease(worker)
-    assert sweeper.look(scene.eyes) == Swept(lost=1, expired=1)
+    assert sweeper.look(scene.eyes) == Swept(lost=1, silent=1, expired=1)
     row = scene.row(job_id)
     assert (row["state"], row["stalls"], row["crashes"], row["cause"]) == ("queued", 1, 0, "stalled")
     assert (row["worker_id"], row["attempt"]) == (None, 1)
@@ -92,7 +92,7 @@ def test_a_lease_that_is_over_without_its_session_is_a_crash(scene: Scene, sweep
 
 def test_a_worker_without_jobs_is_only_taken_off_the_list(scene: Scene, sweeper: Sweeper) -> None:
     worker = scene.worker(lease_s=-1)
-    assert sweeper.look(scene.eyes) == Swept(lost=1, expired=0)
+    assert sweeper.look(scene.eyes) == Swept(lost=1, silent=1, expired=0)
     assert scene.worker_row(worker)["stopped_at"] is not None
 
 
@@ -166,7 +166,7 @@ def test_behind_a_pooler_only_the_lease_decides(scene: Scene, sweeper: Sweeper, 
         clock.now += 10
     assert not expire_redelivered(scene.eyes, job_id)
     scene.end_lease(worker)
-    assert sweeper.look(scene.eyes) == Swept(lost=1, expired=1)
+    assert sweeper.look(scene.eyes) == Swept(lost=1, silent=1, expired=1)
     assert scene.row(job_id)["cause"] == "stalled"  # nobody knows about its session
 
 
@@ -256,7 +256,7 @@ def test_a_job_that_finishes_while_the_sweeper_looks_stays_finished(scene: Scene
     scene.end_lease(worker)
     rows(worker.keeper, "BEGIN")  # not the job's session: that one ends with the lease
     finish.succeed(worker.keeper, holder, "k", None, False)
-    assert sweeper.look(scene.eyes) == Swept(lost=1, expired=0)
+    assert sweeper.look(scene.eyes) == Swept(lost=1, silent=1, expired=0)
     rows(worker.keeper, "COMMIT")
     assert sweeper.look(scene.eyes) == Swept()
     row = scene.row(holder.claimed.job_id)
@@ -310,7 +310,7 @@ def test_a_sweep_that_would_expire_most_jobs_waits_one_lease(scene: Scene, sweep
     assert sweeper.look(scene.eyes) == Swept()
     assert [scene.state(job_id) for job_id in held] == ["running"] * 3
     clock.now += 0.2
-    assert sweeper.look(scene.eyes) == Swept(lost=3, expired=3)
+    assert sweeper.look(scene.eyes) == Swept(lost=3, silent=3, expired=3)
 
 
 def test_the_brake_saves_workers_that_were_only_out_of_time(scene: Scene, sweeper: Sweeper, clock: Clock) -> None:
@@ -336,7 +336,7 @@ def test_the_brake_does_not_hold_up_the_death_of_a_few(scene: Scene, sweeper: Sw
     worker = scene.worker()
     scene.claimed(worker)
     scene.end_lease(worker)
-    assert sweeper.look(scene.eyes) == Swept(lost=1, expired=1)
+    assert sweeper.look(scene.eyes) == Swept(lost=1, silent=1, expired=1)
 
 
 # budgets
@@ -350,7 +350,7 @@ def test_the_last_loss_that_is_allowed_quarantines(scene: Scene, sweeper: Sweepe
     scene.end_lease(worker)
     if cause == "killed_worker":
         scene.end_session(worker)
-    assert sweeper.look(scene.eyes) == Swept(lost=1, expired=1)
+    assert sweeper.look(scene.eyes) == Swept(lost=1, silent=int(cause == "stalled"), expired=1)
     row = scene.row(job_id)
     assert (row["state"], row[counter], row["episode"], row["cause"]) == ("quarantined", 3, 1, cause)
     (entry,) = scene.entries(job_id)
@@ -390,7 +390,7 @@ def test_a_worker_with_more_jobs_than_one_page(scene: Scene, sweeper: Sweeper, m
     for _ in range(5):
         scene.claimed(worker)
     scene.end_lease(worker)
-    assert sweeper.look(scene.eyes) == Swept(lost=1, expired=5)
+    assert sweeper.look(scene.eyes) == Swept(lost=1, silent=1, expired=5)
     assert scene.worker_row(worker)["stopped_at"] is not None
 
 

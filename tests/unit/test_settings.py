@@ -94,7 +94,7 @@ def test_an_unusable_database_url_keeps_its_password() -> None:
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("url", "said"), [("", "make services"), ("kafka://x", "'kafka'"), ("nonsense", "nonsense")])
+@pytest.mark.parametrize(("url", "said"), [("", "make services"), ("kafka://x", "'kafka'"), ("nonsense", "no scheme")])
 def test_an_unusable_broker_url_says_what_to_do(url: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         Settings(broker_url=url).need_broker()

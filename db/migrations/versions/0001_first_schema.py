@@ -175,6 +175,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_jobs_running", "jobs", ["worker_id"], unique=False, postgresql_where=sa.text("state = 'running'")
     )
+    op.create_index("ix_jobs_type", "jobs", ["type", "created_at"], unique=False)
     op.create_table(
         "outbox",
         sa.Column("job_id", sa.UUID(), nullable=False),
@@ -365,6 +366,7 @@ def downgrade() -> None:
     op.drop_index("ix_outbox_first", table_name="outbox", postgresql_where=sa.text("sends = 0"))
     op.drop_index("ix_outbox_again", table_name="outbox", postgresql_where=sa.text("sends > 0"))
     op.drop_table("outbox")
+    op.drop_index("ix_jobs_type", table_name="jobs")
     op.drop_index("ix_jobs_running", table_name="jobs", postgresql_where=sa.text("state = 'running'"))
     op.drop_index(
         "ix_jobs_open", table_name="jobs", postgresql_where=sa.text("state NOT IN ('succeeded', 'cancelled')")
