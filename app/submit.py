@@ -131,11 +131,12 @@ def encode(payload: BaseModel) -> tuple[str, str]:
     """Canonical JSON and its SHA-256 in hex; raises PayloadTooLarge or InvalidPayload."""
     name = type(payload).__name__
     try:
-        if not finite(payload.model_dump()):
-            raise ValueError("a number is NaN or infinite")
+        whole = finite(payload.model_dump())
         text = to_json(payload.model_dump(mode="json"), sort_keys=True)
     except (ValueError, RecursionError) as error:
         raise InvalidPayload(f"{name}: {error}; it cannot be stored as JSON") from None
+    if not whole:
+        raise InvalidPayload(f"{name}: a number is NaN or infinite; it cannot be stored as JSON")
     raw = text.encode()
     limit = settings().payload_limit
     if len(raw) > limit:

@@ -273,9 +273,7 @@ def test_job_id_that_is_no_uuid_cannot_name_a_file(engine: Engine, reports: Path
     assert names(reports) == []
 
 
-def test_exception_before_the_rename_leaves_the_old_file_and_nothing_else(
-    engine: Engine, reports: Path
-) -> None:
+def test_exception_before_the_rename_leaves_the_old_file_and_nothing_else(engine: Engine, reports: Path) -> None:
     plant(engine)
     job_id = uuid4()
     first = export(engine, reports, job_id)
@@ -425,9 +423,7 @@ def test_post_is_one_statement_in_the_callers_transaction(engine: Engine) -> Non
     assert [statement.split(" ", 1)[0] for statement in statements] == ["INSERT", "INSERT"]
     assert not any("RETURNING" in statement for statement in statements)
     with engine.connect() as connection:
-        rows = connection.execute(
-            text("SELECT job_id, account_id, amount_cents, currency, memo FROM ledger_entries")
-        )
+        rows = connection.execute(text("SELECT job_id, account_id, amount_cents, currency, memo FROM ledger_entries"))
         assert [tuple(row) for row in rows] == [(job_id, 2, -(2**63), "EUR", 'Zoë, "=1+1"\n%s')]
 
 
@@ -477,7 +473,7 @@ def digest(engine: Engine) -> str:
         rows = [
             tuple(row)
             for table in ("accounts", "orders")
-            for row in connection.execute(text(f"SELECT * FROM {table} ORDER BY 1"))  # noqa: S608  # two constants
+            for row in connection.execute(text(f"SELECT * FROM {table} ORDER BY 1"))  # two constants
         ]
     return hashlib.sha256(repr(rows).encode()).hexdigest()
 
@@ -551,9 +547,7 @@ def test_seeded_text_is_as_awkward_as_real_text(engine: Engine) -> None:
     ("accounts", "orders", "months"),
     [(-1, 0, (MONTH,)), (1, -1, (MONTH,)), (0, 1, (MONTH,)), (1, 1, ()), (1, 1, ("2026-13",))],
 )
-def test_impossible_seeds_are_refused(
-    engine: Engine, accounts: int, orders: int, months: tuple[str, ...]
-) -> None:
+def test_impossible_seeds_are_refused(engine: Engine, accounts: int, orders: int, months: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"negative|at least one|YYYY-MM"):
         plant(engine, accounts, orders, months)
 

@@ -64,7 +64,7 @@ def has_trace(server: Server) -> bool:
             except connection.channel_errors:
                 return False
     with redis.Redis.from_url(server.url) as client:
-        return client.get("trace") == b"1"
+        return bool(client.get("trace") == b"1")
 
 
 def plain_dsn(server: Postgres) -> str:
@@ -95,7 +95,8 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 
 def test_life_of_a_server(server: Server) -> None:
-    assert not server.running
+    before = server.running
+    assert not before
     server.start()
     assert server.running
     assert ":" in server.url
