@@ -27,7 +27,8 @@ CHI_SQUARE = 60.0
 def policies(draw: st.DrawFn, jitter: Jitter | None = None) -> RetryPolicy:
     first, cap = draw(seconds), draw(seconds)
     assume(first <= cap)
-    return RetryPolicy(first_s=first, cap_s=cap, jitter=jitter or draw(st.sampled_from(JITTERS)))
+    drawn: Jitter = draw(st.sampled_from(JITTERS)) if jitter is None else jitter
+    return RetryPolicy(first_s=first, cap_s=cap, jitter=drawn)
 
 
 @given(policies(), failures)
