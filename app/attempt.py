@@ -183,7 +183,13 @@ class Job:
             raise UnrecoverableError(f"{self._type.name}: an atomic job cannot make external calls; make it leased")
         self.still_mine()
         caller = effects.Caller(
-            self._seat.ledger(), self.job_id, self.attempt, self._worker_id, self.payload, self._type.check
+            self._seat.ledger,
+            self.job_id,
+            self.attempt,
+            self._worker_id,
+            self.payload,
+            self._type.check,
+            risk_repeat=self._type.on_uncertain == "retry",
         )
         before, self.may_repeat = self.may_repeat, self.may_repeat or takes_key or self._type.check is not None
         answer = caller.call(name, function, takes_key=takes_key)
@@ -360,14 +366,14 @@ def work(seat: Seat, delivery: Delivery, claimed: Claimed, worker_id: UUID, job_
 
 
 def attempt(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType) -> Ending:
-    """The handler, then its arrow. Raises LeaseLost and RunAgain; every other error becomes a decision."""
+    """The handler, then its arrow. Raises LeaseLost, RunAgain, DatabaseAway; every other error becomes a decision."""
     claimed = holder.claimed
     try:
         wanted = find(claimed.type, claimed.version)
         job.payload = wanted.parse(claimed.payload)
         stored = storable(job, handle(seat, job, HANDLERS[wanted.name, wanted.version]))
         job.write_outgoing()
-    except (LeaseLost, RunAgain, SystemExit, KeyboardInterrupt):
+    except (LeaseLost, RunAgain, DatabaseAway, SystemExit, KeyboardInterrupt):
         raise
     except StoppedEarly:
         return stop_early(seat, job)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import email.utils
 import hashlib
 import smtplib
+import socket
 import sys
 import time
 import traceback
@@ -68,7 +69,25 @@ BY_TYPE: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Fail
 )
 TRY_AGAIN_STATUS = (408, 425, 429)
 SERVER_ERROR, CLIENT_ERROR = 500, 400
+SMTP_REPLIES = range(400, 600)
 SMTP_PERMANENT = 500
+# Nothing was sent, or the other side said no: errors after which a call may be made again as if it never was.
+NOTHING_HAPPENED = (
+    TransientError,
+    UnrecoverableError,
+    ConnectionRefusedError,
+    socket.gaierror,
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.UnsupportedProtocol,
+    httpx.InvalidURL,
+    smtplib.SMTPConnectError,
+    smtplib.SMTPHeloError,
+    smtplib.SMTPNotSupportedError,
+)
+# What a status below 500 does not rule out: the request came in slowly, or another one with the same key is at work.
+MAYBE_HAPPENED_STATUS = (408, 409)
 # Data that this database will refuse every time: SQLSTATE classes 22 (data), 42 (syntax, unknown table).
 PERMANENT_SQLSTATES = ("22", "42")
 
@@ -99,18 +118,38 @@ def classify(error: BaseException, own: Classifier | None = None) -> Failure:
     """The class of an error: the job type's own classifier first; an unknown exception is transient, and bounded."""
     if own is not None and (said := own(error)) is not None:
         return Failure(said)
-    if isinstance(error, httpx.HTTPStatusError):
-        status = error.response.status_code
-        again = status in TRY_AGAIN_STATUS or status >= SERVER_ERROR or status < CLIENT_ERROR
-        return Failure.TRANSIENT if again else Failure.PERMANENT
-    if (code := smtp_code(error)) is not None:
-        return Failure.PERMANENT if code >= SMTP_PERMANENT else Failure.TRANSIENT
+    if (replied := reply_class(error)) is not None:
+        return replied
     for kinds, failure in BY_TYPE:
         if isinstance(error, kinds):
             return failure
     if (state := sqlstate(error)) is not None and state[:2] in PERMANENT_SQLSTATES:
         return Failure.PERMANENT
     return Failure.TRANSIENT
+
+
+def reply_class(error: BaseException) -> Failure | None:
+    """The class of what another system answered; None when the error is no answer."""
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        again = status in TRY_AGAIN_STATUS or status >= SERVER_ERROR or status < CLIENT_ERROR
+        return Failure.TRANSIENT if again else Failure.PERMANENT
+    code = smtp_code(error)
+    if code is None:
+        return None
+    if code not in SMTP_REPLIES:
+        return Failure.UNCERTAIN  # no reply of the protocol: it may stand for anything
+    return Failure.PERMANENT if code >= SMTP_PERMANENT else Failure.TRANSIENT
+
+
+def proves_nothing_happened(error: BaseException) -> bool:
+    """Whether an error of an external call rules out that the call took effect."""
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        return CLIENT_ERROR <= status < SERVER_ERROR and status not in MAYBE_HAPPENED_STATUS
+    if (code := smtp_code(error)) is not None:
+        return code in SMTP_REPLIES
+    return isinstance(error, NOTHING_HAPPENED)
 
 
 def known(error: BaseException) -> bool:
@@ -124,7 +163,8 @@ def smtp_code(error: BaseException) -> int | None:
     """The reply code of an SMTP error; of several refused recipients the one most worth trying again."""
     if isinstance(error, smtplib.SMTPRecipientsRefused):
         return min((code for code, _ in error.recipients.values()), default=SMTP_PERMANENT)
-    if isinstance(error, smtplib.SMTPResponseException) and not isinstance(error, smtplib.SMTPConnectError):
+    at_the_door = isinstance(error, smtplib.SMTPConnectError | smtplib.SMTPHeloError)
+    if isinstance(error, smtplib.SMTPResponseException) and not at_the_door:
         return int(error.smtp_code)
     return None
 

@@ -62,4 +62,4 @@ class RetryPolicy:
                 delay = self.first_s + max(0.0, top - self.first_s) * chance
         if retry_after_s is None:
             return delay
-        return min(max(retry_after_s, 0.0), self.retry_after_cap_s) + delay
+        return min(max(0.0, retry_after_s), self.retry_after_cap_s) + delay  # NaN is 0 in this order

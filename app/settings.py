@@ -34,6 +34,8 @@ class Settings:
     broker_url: str = setting("BROKER_URL", "", "RabbitMQ (amqp://…) or Redis/Valkey (redis://…)")
     management_url: str = setting("RABBITMQ_MANAGEMENT_URL", "", "RabbitMQ's management API, for depths and policies")
     redis_url: str = setting("REDIS_URL", "", "Redis/Valkey beside RabbitMQ, for your own use")
+    smtp_url: str = setting("SMTP_URL", "", "mail server: smtp://, smtp+starttls:// or smtps://user:password@host:port")
+    payments_url: str = setting("PAYMENTS_URL", "", "payment service: https://user:password@host/path")
     reports_dir: Path = setting("REPORTS_DIR", DEFAULT_REPORTS_DIR, "where reports are written")  # noqa: RUF009  # a dataclass field
     lease_s: float = setting("DEADSURE_LEASE_S", 30.0, "length of a worker's lease")
     lease_renew_s: float = setting("DEADSURE_LEASE_RENEW_S", 5.0, "gap between renewals")
@@ -57,6 +59,10 @@ class Settings:
         "DEADSURE_SHUTDOWN_GRACE_S", 60.0, "how long running jobs may go on after SIGTERM before they are released"
     )
     payload_limit: int = setting("DEADSURE_PAYLOAD_LIMIT", 65536, "largest payload in bytes of JSON")
+    mail_from: str = setting("DEADSURE_MAIL_FROM", "noreply@localhost", "address that mails are sent from")
+    call_timeout_s: float = setting(
+        "DEADSURE_CALL_TIMEOUT_S", 10.0, "longest silence of a mail server or payment service during a call"
+    )
     submit_timeout_s: float = setting("DEADSURE_SUBMIT_TIMEOUT_S", 10.0, "longest a submit may wait for the database")
     pooled: bool = setting("DEADSURE_POOLED", False, "sessions go through a pooler: only the lease proves death")
     log: str = setting("DEADSURE_LOG", "auto", "json, console, or auto (console on a terminal)")
@@ -81,6 +87,8 @@ class Settings:
             raise ConfigurationError(f"DEADSURE_LOG_LEVEL={self.log_level!r}: write one of {', '.join(LEVELS)}")
         if self.log not in ("json", "console", "auto"):
             raise ConfigurationError(f"DEADSURE_LOG={self.log!r}: write json, console or auto")
+        if self.mail_from.count("@") != 1 or not self.mail_from.isascii() or not self.mail_from.isprintable():
+            raise ConfigurationError(f"DEADSURE_MAIL_FROM={self.mail_from!r}: write one plain address, name@domain")
 
     @classmethod
     def describe(cls) -> list[tuple[str, str, str]]:

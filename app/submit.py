@@ -46,13 +46,13 @@ WITH job AS (
     INSERT INTO jobs (job_id, type, schema_version, scope, idempotency_key, payload, payload_digest, queue,
                       priority, max_failures, max_crashes, max_stalls, expire_early, not_before,
                       correlation_id, trace_context, parent_id, expires_at)
-    SELECT new.job_id, %(type)s, %(version)s, %(scope)s, new.key, new.payload::jsonb, decode(new.digest, 'hex'),
+    SELECT new.job_id, %(type)s, %(version)s, new.scope, new.key, new.payload::jsonb, decode(new.digest, 'hex'),
            %(queue)s, %(priority)s, %(max_failures)s, %(max_crashes)s, %(max_stalls)s, %(expire_early)s,
            coalesce(%(eta)s::timestamptz, clock_timestamp() + make_interval(secs => %(countdown)s)),
            coalesce(%(correlation_id)s, new.job_id::text), %(trace_context)s, %(parent_id)s::uuid,
            coalesce(%(expires)s::timestamptz, clock_timestamp() + make_interval(secs => %(expires_in)s))
-      FROM unnest(%(job_ids)s::uuid[], %(keys)s::text[], %(payloads)s::text[], %(digests)s::text[])
-           AS new (job_id, key, payload, digest)
+      FROM unnest(%(job_ids)s::uuid[], %(scopes)s::text[], %(keys)s::text[], %(payloads)s::text[], %(digests)s::text[])
+           AS new (job_id, scope, key, payload, digest)
      WHERE NOT EXISTS (SELECT FROM job_tombstones old WHERE old.job_id = new.job_id)
     ON CONFLICT (job_id) DO NOTHING
     RETURNING job_id, not_before, correlation_id
@@ -116,7 +116,6 @@ class NewJob:
         """What jobs of one INSERT must have in common."""
         return (
             id(self.job_type),
-            self.scope,
             self.priority,
             self.countdown_s,
             self.eta,
@@ -333,7 +332,6 @@ def parameters(jobs: Sequence[NewJob]) -> dict[str, Any]:
     return {
         "type": first.job_type.name,
         "version": first.job_type.version,
-        "scope": first.scope,
         "queue": first.job_type.queue,
         "priority": first.priority,
         "max_failures": first.job_type.retry.limit,
@@ -348,6 +346,7 @@ def parameters(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "trace_context": first.trace_context,
         "parent_id": str(first.parent_id) if first.parent_id else None,
         "job_ids": [str(job.job_id) for job in jobs],
+        "scopes": [job.scope for job in jobs],
         "keys": [job.key for job in jobs],
         "payloads": [job.payload for job in jobs],
         "digests": [job.digest for job in jobs],

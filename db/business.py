@@ -1,7 +1,7 @@
 """The tables of the business that ships with Deadsure, and append-only records to count effects in.
 
-`report_exports.job_id` and `ledger_entries.job_id` are not unique on purpose: a constraint would hide a
-second effect of a job, a plain row shows it.
+The `job_id` of a record of effects is not unique on purpose: a constraint would hide a second effect of a job, a
+plain row shows it.
 """
 
 from __future__ import annotations
@@ -97,4 +97,36 @@ class LedgerEntry(Base):
         CheckConstraint("amount_cents <> 0", name="amount_not_zero"),
         CheckConstraint("currency ~ '^[A-Z]{3}$'", name="currency_code"),
         CheckConstraint("length(memo) <= 200", name="memo_length"),
+    )
+
+
+class SentMail(Base):
+    """Append-only: one row for each mail that the mail server took."""
+
+    __tablename__ = "sent_mails"
+
+    mail_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    job_id: Mapped[UUID] = mapped_column(index=True)
+    account_id: Mapped[int] = mapped_column(ForeignKey("accounts.account_id"))
+    message_id: Mapped[str]
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class Charge(Base):
+    """Append-only: one row for each charge that the payment service made; `reference` is its number there."""
+
+    __tablename__ = "charges"
+
+    entry_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    job_id: Mapped[UUID] = mapped_column(index=True)
+    charge_id: Mapped[str]
+    account_id: Mapped[int] = mapped_column(ForeignKey("accounts.account_id"))
+    amount_cents: Mapped[int]
+    currency: Mapped[str]
+    reference: Mapped[str]
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    __table_args__ = (
+        CheckConstraint("amount_cents > 0", name="amount_positive"),
+        CheckConstraint("currency ~ '^[A-Z]{3}$'", name="currency_code"),
     )

@@ -131,28 +131,35 @@ class DurableTask(Task):
         *,
         keys: Iterable[str] | None = None,
         scope: str = "",
+        scopes: Iterable[str] | None = None,
         priority: int | None = None,
         countdown: float | None = None,
         eta: datetime | None = None,
     ) -> list[Submitted]:
-        """Submit many jobs in the caller's transaction; `keys` gives each payload its idempotency key, in order.
+        """Submit many jobs in the caller's transaction; `keys` and `scopes` give each payload its own, in order.
 
         Every payload is validated before the first row is written.
         """
         listed = list(payloads)
-        given = list(keys) if keys is not None else [None] * len(listed)
-        if len(given) != len(listed):
-            raise ValueError(f"{self.name}: {len(given)} keys for {len(listed)} payloads")
+        each_key = list(keys) if keys is not None else [None] * len(listed)
+        each_scope = list(scopes) if scopes is not None else [scope] * len(listed)
+        if not len(each_key) == len(each_scope) == len(listed):
+            raise ValueError(
+                f"{self.name}: {len(each_key)} keys and {len(each_scope)} scopes for {len(listed)} payloads"
+            )
+        parent = attempt.current.get()
         jobs = [
             self.prepare(
                 payload,
                 idempotency_key=key,
-                scope=scope,
+                scope=its_scope,
                 priority=priority,
                 countdown_s=countdown,
                 eta=eta,
+                correlation_id=parent.correlation_id if parent else None,
+                parent_id=parent.job_id if parent else None,
             )
-            for payload, key in zip(listed, given, strict=True)
+            for payload, key, its_scope in zip(listed, each_key, each_scope, strict=True)
         ]
         return submit.in_session(session, jobs)
 

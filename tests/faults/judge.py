@@ -41,6 +41,8 @@ EFFECTS = {
     ),
     "SELECT job_id, count(*) FROM report_exports GROUP BY 1": ("reports.export",),
     "SELECT job_id, count(*) FROM ledger_entries GROUP BY 1": ("ledger.post",),
+    "SELECT job_id, count(*) FROM sent_mails GROUP BY 1": ("emails.welcome",),
+    "SELECT job_id, count(*) FROM charges GROUP BY 1": ("payments.charge",),
 }
 OUT_OF_RUNNING = (Arrow.SUCCEED, Arrow.RETRY, Arrow.QUARANTINE, Arrow.EXPIRE, Arrow.RELEASE)
 

@@ -14,7 +14,18 @@ from tests.faults.inject import VARIABLE, Fault, dump
 from tests.nodes.backing import Backing, launch
 from tests.nodes.node import Node, NodeContainer, WorkerCluster, WorkerContainer, WorkerNode
 
-OURS = ("DEADSURE_", "DATABASE_URL", "BROKER_URL", "RABBITMQ_", "REDIS_URL", "REPORTS_DIR", "PG", "FAULTS")
+OURS = (
+    "DEADSURE_",
+    "DATABASE_URL",
+    "BROKER_URL",
+    "RABBITMQ_",
+    "REDIS_URL",
+    "REPORTS_DIR",
+    "SMTP_URL",
+    "PAYMENTS_URL",
+    "PG",
+    "FAULTS",
+)
 WORKER_APP = "tests.faults.worker_app"
 TAIL_LINES = 60
 LINE_CHARS = 1000  # a JSON line holds a whole traceback; the log file has the rest

@@ -259,6 +259,22 @@ def upgrade() -> None:
         postgresql_where=sa.text("stopped_at IS NULL AND lost_at IS NULL"),
     )
     op.create_table(
+        "charges",
+        sa.Column("entry_id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
+        sa.Column("job_id", sa.UUID(), nullable=False),
+        sa.Column("charge_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.BigInteger(), nullable=False),
+        sa.Column("amount_cents", sa.BigInteger(), nullable=False),
+        sa.Column("currency", sa.Text(), nullable=False),
+        sa.Column("reference", sa.Text(), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
+        sa.CheckConstraint("currency ~ '^[A-Z]{3}$'", name=op.f("ck_charges_currency_code")),
+        sa.CheckConstraint("amount_cents > 0", name=op.f("ck_charges_amount_positive")),
+        sa.ForeignKeyConstraint(["account_id"], ["accounts.account_id"], name=op.f("fk_charges_account_id")),
+        sa.PrimaryKeyConstraint("entry_id", name=op.f("pk_charges")),
+    )
+    op.create_index(op.f("ix_charges_job_id"), "charges", ["job_id"], unique=False)
+    op.create_table(
         "effects",
         sa.Column("job_id", sa.UUID(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
@@ -343,10 +359,23 @@ def upgrade() -> None:
         unique=False,
         postgresql_where=sa.text("closed_at IS NULL"),
     )
+    op.create_table(
+        "sent_mails",
+        sa.Column("mail_id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
+        sa.Column("job_id", sa.UUID(), nullable=False),
+        sa.Column("account_id", sa.BigInteger(), nullable=False),
+        sa.Column("message_id", sa.Text(), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
+        sa.ForeignKeyConstraint(["account_id"], ["accounts.account_id"], name=op.f("fk_sent_mails_account_id")),
+        sa.PrimaryKeyConstraint("mail_id", name=op.f("pk_sent_mails")),
+    )
+    op.create_index(op.f("ix_sent_mails_job_id"), "sent_mails", ["job_id"], unique=False)
     op.execute("INSERT INTO schema_compatibility (compatible_from) VALUES (1)")
 
 
 def downgrade() -> None:
+    op.drop_index(op.f("ix_sent_mails_job_id"), table_name="sent_mails")
+    op.drop_table("sent_mails")
     op.drop_index(
         "ix_quarantine_entries_open", table_name="quarantine_entries", postgresql_where=sa.text("closed_at IS NULL")
     )
@@ -356,6 +385,8 @@ def downgrade() -> None:
     op.drop_index(op.f("ix_ledger_entries_job_id"), table_name="ledger_entries")
     op.drop_table("ledger_entries")
     op.drop_table("effects")
+    op.drop_index(op.f("ix_charges_job_id"), table_name="charges")
+    op.drop_table("charges")
     op.drop_index(
         "ix_workers_live", table_name="workers", postgresql_where=sa.text("stopped_at IS NULL AND lost_at IS NULL")
     )
