@@ -122,6 +122,7 @@ class DurableTask(Task):
             countdown_s=countdown,
             eta=eta,
         )
+        refuse_eager(self.name)
         return submit.in_session(session, [job])[0]
 
     def submit_many(
@@ -140,6 +141,7 @@ class DurableTask(Task):
 
         Every payload is validated before the first row is written.
         """
+        refuse_eager(self.name)
         listed = list(payloads)
         each_key = list(keys) if keys is not None else [None] * len(listed)
         each_scope = list(scopes) if scopes is not None else [scope] * len(listed)
@@ -165,7 +167,6 @@ class DurableTask(Task):
 
     def prepare(self, payload: Mapping[str, Any], **terms: Any) -> NewJob:
         """A validated job of this type's newest version, not yet written."""
-        refuse(self.name, {})
         job_type = find(self.name)
         return submit.prepare(job_type, job_type.parse(payload), **terms)
 
@@ -179,6 +180,15 @@ class DurableTask(Task):
         if twice := named.keys() & kwargs.keys():
             raise TypeError(f"{self.name}: {', '.join(sorted(twice))} was given twice")
         return {**named, **kwargs}
+
+
+def refuse_eager(name: str) -> None:
+    """Raise UnsupportedOption in eager mode: a job cannot run before its caller's session has committed."""
+    if app.conf.task_always_eager:
+        raise UnsupportedOption(
+            f"{name}: task_always_eager cannot run a job before the session commits, so nothing was submitted; "
+            "use .delay() there"
+        )
 
 
 def own_id(name: str, task_id: str) -> uuid.UUID:

@@ -429,12 +429,6 @@ def eager(jobs: Any) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("nothing_written", "eager")
-def test_always_eager_is_refused(jobs: Any) -> None:
-    with pytest.raises(UnsupportedOption, match="always_eager"):
-        jobs.leased_effect.delay(n=1)
-
-
-@pytest.mark.usefixtures("nothing_written", "eager")
 @pytest.mark.parametrize("way", ["submit", "submit_many"])
 def test_always_eager_is_refused_in_a_session_too(jobs: Any, business: Engine, way: str) -> None:
     submit_one: Callable[[Session], Any] = {
