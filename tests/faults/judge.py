@@ -3,8 +3,11 @@
 Rules. Arrows: each journaled arrow starts from a state in which the job can have been (`app.states.ARROWS`), and the
 row's state is one in which its journal can have ended. Attempts: each claim is one more than the last, every arrow
 of an attempt names it, the row's number is the last one. Success: at most once, after its `result_saved`, and
-nothing after it. Counters: each expiry counted once, as a crash or a stall; each release and failure counted once.
-Debts: whoever waits has one, whoever has ended has none. Effects: one for each succeeded job, none for any other.
+nothing after it. Counters: each expiry counted once, as the crash or the stall that its reason names; each release,
+failure and quarantine counted once. Debts: whoever waits has one to be woken up, a quarantined job owes its dead letter
+until that is stored, everybody else has none. Traces: one entry for each episode, open while the job is in it; stamped
+when, and only when, a dead letter of the episode is stored. Words: the journal knows no others.
+Effects: one for each succeeded job, none for any other.
 
 All is read in one snapshot, so a judgement may be passed at any moment, also while workers run.
 """
@@ -18,11 +21,17 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, text
 
-from app.states import ARROWS, TERMINAL, Arrow, State
+from app.states import ARROWS, Arrow, State
 
 JOBS = """
 SELECT jobs.job_id, type, state::text, attempt, failures, crashes, stalls, releases, result_key,
-       EXISTS (SELECT FROM outbox WHERE outbox.job_id = jobs.job_id)
+       (SELECT kind || ' ' || debt.episode FROM outbox debt WHERE debt.job_id = jobs.job_id), episode,
+       (SELECT count(*) FROM quarantine_entries entry WHERE entry.job_id = jobs.job_id),
+       (SELECT count(*) FROM quarantine_entries entry WHERE entry.job_id = jobs.job_id AND closed_at IS NULL),
+       (SELECT count(*) FROM quarantine_entries entry
+         WHERE entry.job_id = jobs.job_id AND entry.episode = jobs.episode AND dead_lettered_at IS NOT NULL),
+       (SELECT count(*) FROM dead_letters letter
+         WHERE letter.job_id = jobs.job_id AND letter.episode = jobs.episode)
   FROM jobs
 """
 # Arrows of one job wait for each other at its row, so their numbers are in order; those of late notes are not.
@@ -44,6 +53,11 @@ EFFECTS = {
     "SELECT job_id, count(*) FROM sent_mails GROUP BY 1": ("emails.welcome",),
     "SELECT job_id, count(*) FROM charges GROUP BY 1": ("payments.charge",),
 }
+# What the journal tells beside the arrows.
+NOTES = (
+    *("published", "returned", "received", "result_saved", "retry_scheduled", "quarantined", "ack_sent", "reject_sent"),
+    *("dead_lettered", "repaired"),
+)
 OUT_OF_RUNNING = (Arrow.SUCCEED, Arrow.RETRY, Arrow.QUARANTINE, Arrow.EXPIRE, Arrow.RELEASE)
 
 
@@ -63,7 +77,10 @@ class Event:
 
 @dataclass
 class Case:
-    """One job: its row, whether it has a debt, its journal in the order of the arrows, its effects."""
+    """One job: its row, debt and traces, its journal in the order of the arrows, its effects.
+
+    `debt`: kind and episode, as "wake 1". `stamped` and `letters` count those of the present episode.
+    """
 
     job_id: UUID
     type: str
@@ -74,9 +91,19 @@ class Case:
     stalls: int
     releases: int
     result_key: str | None
-    has_debt: bool
+    debt: str | None
+    episode: int = 0
+    entries: int = 0
+    open_entries: int = 0
+    stamped: int = 0
+    letters: int = 0
     journal: list[Event] = field(default_factory=list)
     effects: int | None = None
+
+    @property
+    def has_debt(self) -> bool:
+        """Whether anything of the job is owed: a wake-up, or a dead letter."""
+        return self.debt is not None
 
     def events(self, *words: str) -> list[Event]:
         """The events of these kinds."""
@@ -129,7 +156,15 @@ def story(case: Case) -> str:
 
 def breaches(case: Case) -> list[str]:
     """What is wrong with one job; empty when nothing is."""
-    return [*wrong_arrows(case), *wrong_attempts(case), *wrong_success(case), *wrong_counters(case), *wrong_rest(case)]
+    return [
+        *wrong_arrows(case),
+        *wrong_attempts(case),
+        *wrong_success(case),
+        *wrong_counters(case),
+        *wrong_debt(case),
+        *wrong_traces(case),
+        *wrong_rest(case),
+    ]
 
 
 def wrong_arrows(case: Case) -> list[str]:
@@ -177,6 +212,10 @@ def wrong_success(case: Case) -> list[str]:
 def wrong_counters(case: Case) -> list[str]:
     """Counters that the journal does not bear out."""
     wrong = []
+    for counter, proof in ((case.crashes, "killed"), (case.stalls, "stalled")):
+        proven = sum((event.reason or "").startswith(f"{proof}:") for event in case.events("expire"))
+        if counter != proven:
+            wrong.append(f"{counter} counted as {proof}, {proven} in the journal")
     if case.crashes + case.stalls != case.count("expire"):
         wrong.append(f"{case.crashes} crashes + {case.stalls} stalls, {case.count('expire')} expiries")
     if case.releases != case.count("release"):
@@ -186,13 +225,33 @@ def wrong_counters(case: Case) -> list[str]:
     return wrong
 
 
-def wrong_rest(case: Case) -> list[str]:
-    """Debts and effects that do not fit the state."""
+def wrong_debt(case: Case) -> list[str]:
+    """A debt that does not fit the state, or a missing one."""
+    due = None
+    if case.state in (State.QUEUED, State.RETRY_WAIT):
+        due = f"wake {case.episode + 1}"
+    elif case.state is State.QUARANTINED and not case.stamped:
+        due = f"trace {case.episode}"
+    return [] if case.debt == due else [f"the debt is {case.debt}, it should be {due}"]
+
+
+def wrong_traces(case: Case) -> list[str]:
+    """Entries and dead letters that do not belong together."""
     wrong = []
-    if case.state in (State.QUEUED, State.RETRY_WAIT) and not case.has_debt:
-        wrong.append("nobody will wake it up: no debt")
-    if case.state in {State.RUNNING, *TERMINAL} and case.has_debt:
-        wrong.append("has a debt that nobody will pay")
+    if not case.episode == case.entries == case.count("quarantined"):
+        wrong.append(f"episode {case.episode}, {case.entries} entries, {case.count('quarantined')} in the journal")
+    if case.open_entries != (case.state is State.QUARANTINED):
+        wrong.append(f"{case.open_entries} open entries")
+    if case.stamped and not case.letters:
+        wrong.append("stamped without a dead letter")
+    if case.stamped and not case.count("dead_lettered"):
+        wrong.append("stamped, but the journal does not say so")
+    return wrong
+
+
+def wrong_rest(case: Case) -> list[str]:
+    """Words that the journal does not have, and effects that do not fit the state."""
+    wrong = [f"unknown event {word}" for word in sorted({e.event for e in case.journal} - {*Arrow, *NOTES})]
     if case.effects is not None and case.effects != (case.state is State.SUCCEEDED):
         wrong.append(f"{case.effects} effects")
     return wrong
