@@ -111,6 +111,7 @@ class DurableTask(Task):
         priority: int | None = None,
         countdown: float | None = None,
         eta: datetime | None = None,
+        expires: float | datetime | None = None,
         **payload: Any,
     ) -> Submitted:
         """Submit a job in the caller's transaction: it exists when, and only when, `session` commits."""
@@ -121,6 +122,7 @@ class DurableTask(Task):
             priority=priority,
             countdown_s=countdown,
             eta=eta,
+            expires=expires,
         )
         refuse_eager(self.name)
         return submit.in_session(session, [job])[0]
@@ -136,6 +138,7 @@ class DurableTask(Task):
         priority: int | None = None,
         countdown: float | None = None,
         eta: datetime | None = None,
+        expires: float | datetime | None = None,
     ) -> list[Submitted]:
         """Submit many jobs in the caller's transaction; `keys` and `scopes` give each payload its own, in order.
 
@@ -158,6 +161,7 @@ class DurableTask(Task):
                 priority=priority,
                 countdown_s=countdown,
                 eta=eta,
+                expires=expires,
                 correlation_id=parent.correlation_id if parent else None,
                 parent_id=parent.job_id if parent else None,
             )
