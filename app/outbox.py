@@ -58,7 +58,7 @@ SELECT extract(epoch FROM least(
     (SELECT min(due_at) FROM generate_series(9, 0, -1) AS level (priority), LATERAL (
         SELECT due_at FROM outbox WHERE queue = %(queue)s AND priority = level.priority AND sends = 0
          ORDER BY due_at LIMIT 1) AS due),
-    (SELECT due_at FROM outbox WHERE queue = %(queue)s AND sends > 0 ORDER BY due_at LIMIT 1)
+    (SELECT due_at FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity' ORDER BY due_at LIMIT 1)
 ) - clock_timestamp())::float8
 """
 UNPAID = "SELECT count(*) FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity'"
@@ -66,8 +66,9 @@ EVIDENCE = """
 UPDATE outbox
    SET due_at = least(due_at, greatest(clock_timestamp(),
                       sent_at + make_interval(secs => %(age_s)s * 2.0 ^ least(sends - 1, 30))))
- WHERE job_id IN (SELECT job_id FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity'
-                     AND job_id <> ALL (%(waiting)s::uuid[]) FOR NO KEY UPDATE SKIP LOCKED)
+ WHERE job_id = ANY (ARRAY(
+       SELECT job_id FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity'
+          AND job_id <> ALL (%(waiting)s::uuid[]) FOR NO KEY UPDATE SKIP LOCKED))
 """
 RETURNED = """
 WITH lost AS (
