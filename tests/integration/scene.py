@@ -103,7 +103,8 @@ class Scene:
         """Delete the jobs and what belongs to them; workers stay."""
         rows(
             self.eyes,
-            "DELETE FROM quarantine_entries; DELETE FROM job_events; DELETE FROM outbox; DELETE FROM jobs",
+            "DELETE FROM quarantine_entries; DELETE FROM dead_letters; DELETE FROM job_events;"
+            " DELETE FROM outbox; DELETE FROM jobs",
         )
 
     def worker_again(self, number: int) -> Worker:
@@ -252,6 +253,11 @@ class Scene:
         found = self.records("SELECT * FROM outbox WHERE job_id = %s", (str(job_id),))
         return found[0] if found else None
 
+    def owed(self, job_id: UUID) -> str | None:
+        """What is owed for the job: kind and episode of its debt, as "wake 1"."""
+        debt = self.debt(job_id)
+        return f"{debt['kind']} {debt['episode']}" if debt else None
+
     def journal(self, job_id: UUID) -> list[str]:
         """The events of a job, in the order in which they were written."""
         found = rows(self.eyes, "SELECT event FROM job_events WHERE job_id = %s ORDER BY event_id", (str(job_id),))
@@ -263,7 +269,7 @@ class Scene:
 
     def picture(self) -> list[list[tuple[Any, ...]]]:
         """All rows of all tables that arrows write, to show that nothing was written."""
-        tables = ("jobs", "outbox", "job_events", "quarantine_entries", "test_effects")
+        tables = ("jobs", "outbox", "job_events", "quarantine_entries", "dead_letters", "test_effects")
         return [rows(self.eyes, f"SELECT t::text FROM {table} t ORDER BY 1") for table in tables]
 
     # plumbing

@@ -114,6 +114,9 @@ WAITING = {"state": "retry_wait", "not_before": "tomorrow"}
 LATER = {"not_before": "tomorrow"}
 
 
+EXPIRED = {"expires_at": "yesterday"}
+
+
 @pytest.mark.parametrize(
     ("columns", "refusal"),
     [
@@ -122,14 +125,18 @@ LATER = {"not_before": "tomorrow"}
         (QUARANTINED, Refusal.QUARANTINED),
         (WAITING, Refusal.NOT_DUE),
         (LATER, Refusal.NOT_DUE),
+        (EXPIRED, Refusal.EXPIRED),
+        ({**WAITING, **EXPIRED}, Refusal.EXPIRED),
     ],
-    ids=["succeeded", "cancelled", "quarantined", "retry_wait", "countdown"],
+    ids=["succeeded", "cancelled", "quarantined", "retry_wait", "countdown", "expired", "expired while it waited"],
 )
 def test_a_delivery_that_finds_no_work_says_why_and_changes_nothing(
     scene: Scene, columns: dict[str, Any], refusal: Refusal
 ) -> None:
     worker, job_id = scene.worker(), scene.job(**columns)
     scene.sent(job_id)
+    if refusal is Refusal.QUARANTINED:
+        owe_trace(scene, job_id)
     before = scene.picture()
     delivery = scene.delivery(job_id)
     assert claim.begin_atomic(worker.session, delivery, worker.worker_id) is None
@@ -141,17 +148,27 @@ def test_a_delivery_that_finds_no_work_says_why_and_changes_nothing(
     assert (last[0]["event"], last[0]["reason"]) == ("received", refusal.value)
 
 
+def owe_trace(scene: Scene, job_id: uuid.UUID) -> None:
+    """The job's debt is that for its first dead letter."""
+    rows(scene.eyes, "UPDATE outbox SET kind = 'trace', episode = 1 WHERE job_id = %s", (str(job_id),))
+
+
 def test_a_quarantined_job_with_its_trace_needs_no_second_one(scene: Scene) -> None:
     worker, job_id = scene.worker(), scene.job(**QUARANTINED)
-    rows(
-        scene.eyes,
-        "INSERT INTO quarantine_entries (job_id, episode, cause, fingerprint, reason, attempt, dead_lettered_at)"
-        " VALUES (%s, 1, 'permanent', 'f', 'r', 1, clock_timestamp())",
-        (str(job_id),),
-    )
-    assert look(scene, worker, job_id) is Refusal.QUARANTINED_TRACED
-    scene.change(job_id, episode=2)  # replayed and failed again: this episode has no trace yet
+    owe_trace(scene, job_id)
     assert look(scene, worker, job_id) is Refusal.QUARANTINED
+    rows(scene.eyes, "DELETE FROM outbox WHERE job_id = %s", (str(job_id),))  # the intake has stored it
+    assert look(scene, worker, job_id) is Refusal.QUARANTINED_TRACED
+
+
+def test_only_a_delivery_of_the_present_episode_can_leave_its_trace(scene: Scene) -> None:
+    worker, job_id = scene.worker(), scene.job(**{**QUARANTINED, "episode": 2})  # replayed, and failed again
+    owe_trace(scene, job_id)
+    assert look(scene, worker, job_id) is Refusal.QUARANTINED_TRACED  # the debt is the old episode's
+    rows(scene.eyes, "UPDATE outbox SET episode = 2 WHERE job_id = %s", (str(job_id),))
+    assert look(scene, worker, job_id) is Refusal.QUARANTINED_TRACED  # and so is this delivery
+    delivery = scene.delivery(job_id, episode=2)
+    assert claim.look(worker.session, delivery, worker.worker_id) is Refusal.QUARANTINED
 
 
 def test_a_job_that_is_not_there(scene: Scene) -> None:

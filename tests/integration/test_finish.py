@@ -16,6 +16,7 @@ from app.release import release
 from db.session import rows
 from tests.integration.scene import Background, Scene, Worker
 
+OFFER_S = 30.0
 Arrow = Callable[[PgConnection, Holder, bool], None]
 
 
@@ -24,11 +25,25 @@ def succeed(on: PgConnection, holder: Holder, in_transaction: bool) -> None:
 
 
 def retry(on: PgConnection, holder: Holder, in_transaction: bool) -> None:
-    finish.retry(on, holder, 60.0, "transient", "TimeoutError in a.py:b", in_transaction)
+    finish.retry(on, holder, 60.0, "transient", "TimeoutError in a.py:b", in_transaction=in_transaction)
 
 
 def quarantine(on: PgConnection, holder: Holder, in_transaction: bool) -> None:
-    finish.quarantine(on, holder, "permanent", "ValueError in a.py:b", "f1", True, in_transaction)
+    blamed_quarantine(on, holder, in_transaction, failed=True)
+
+
+def blamed_quarantine(on: PgConnection, holder: Holder, in_transaction: bool, *, failed: bool) -> None:
+    finish.quarantine(
+        on,
+        holder,
+        "invalid_payload",
+        "ValueError in a.py:b",
+        "f1",
+        failure="permanent",
+        failed=failed,
+        offer_s=OFFER_S,
+        in_transaction=in_transaction,
+    )
 
 
 ARROWS: list[Arrow] = [succeed, retry, quarantine]
@@ -51,6 +66,15 @@ def write_effect(worker: Worker, holder: Holder) -> None:
 
 def effects(scene: Scene) -> int:
     return int(scene.ask("SELECT count(*) FROM test_effects"))
+
+
+def reasons(scene: Scene, holder: Holder) -> set[str]:
+    """What the journal's last two events give as the reason."""
+    found = scene.records(
+        "SELECT reason FROM job_events WHERE job_id = %s ORDER BY event_id DESC LIMIT 2",
+        (str(holder.claimed.job_id),),
+    )
+    return {entry["reason"] for entry in found}
 
 
 def idle(worker: Worker) -> bool:
@@ -91,23 +115,47 @@ def test_retry_makes_a_debt_for_later(scene: Scene) -> None:
     debt = scene.debt(holder.claimed.job_id)
     assert debt is not None
     assert (debt["sends"], debt["due_at"]) == (0, row["not_before"])
+    assert scene.owed(holder.claimed.job_id) == "wake 1"
     wait_s = (row["not_before"] - row["changed_at"]).total_seconds()
     assert 59 < wait_s < 61
     assert scene.journal(holder.claimed.job_id)[-2:] == ["retry", "retry_scheduled"]
+    assert reasons(scene, holder) == {"transient: TimeoutError in a.py:b; in 60.000 s"}
 
 
-def test_quarantine_leaves_the_first_trace(scene: Scene) -> None:
+def test_quarantine_leaves_the_first_trace_and_the_debt_for_the_second(scene: Scene) -> None:
     worker = scene.worker()
     holder = scene.claimed(worker)
     quarantine(worker.session, holder, False)
     job_id = holder.claimed.job_id
     row = scene.row(job_id)
-    assert (row["state"], row["episode"], row["failures"], row["cause"]) == ("quarantined", 1, 1, "permanent")
+    assert (row["state"], row["episode"], row["failures"], row["cause"]) == ("quarantined", 1, 1, "invalid_payload")
     (entry,) = scene.entries(job_id)
-    assert (entry["episode"], entry["fingerprint"], entry["attempt"], entry["cause"]) == (1, "f1", 1, "permanent")
-    assert entry["dead_lettered_at"] is None
-    assert scene.debt(job_id) is None
+    assert (entry["episode"], entry["fingerprint"], entry["attempt"]) == (1, "f1", 1)
+    assert (entry["cause"], entry["dead_lettered_at"], entry["closed_at"]) == ("invalid_payload", None, None)
+    assert scene.owed(job_id) == "trace 1"
+    debt = scene.debt(job_id)
+    assert debt is not None
+    assert (debt["sends"], debt["sent_at"]) == (0, None)
+    wait_s = (debt["due_at"] - row["changed_at"]).total_seconds()
+    assert OFFER_S <= wait_s < OFFER_S + 1  # the delivery at hand is rejected first
     assert scene.journal(job_id)[-2:] == ["quarantine", "quarantined"]
+    assert reasons(scene, holder) == {"permanent: ValueError in a.py:b"}
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_quarantine_counts_a_failure_only_where_there_was_one(scene: Scene, failed: bool) -> None:
+    worker = scene.worker()
+    holder = scene.claimed(worker, scene.job(failures=2))
+    blamed_quarantine(worker.session, holder, False, failed=failed)
+    assert scene.row(holder.claimed.job_id)["failures"] == 2 + failed
+
+
+def test_a_second_quarantine_owes_a_trace_of_its_own(scene: Scene) -> None:
+    worker = scene.worker()
+    holder = scene.claimed(worker, scene.job(episode=1))  # replayed
+    quarantine(worker.session, holder, False)
+    assert scene.owed(holder.claimed.job_id) == "trace 2"
+    assert [entry["episode"] for entry in scene.entries(holder.claimed.job_id)] == [2]
 
 
 @arrows
@@ -126,7 +174,18 @@ def test_the_clean_path_journals_the_whole_attempt_in_one_commit(scene: Scene, a
     assert effects(scene) == (1 if arrow is succeed else 0)
     assert scene.journal(job_id)[:3] == ["submit", "received", "claim"]
     assert arrow.__name__ in scene.journal(job_id)
-    assert (scene.debt(job_id) is not None) is (arrow is retry)
+    assert scene.owed(job_id) == {succeed: None, retry: "wake 1", quarantine: "trace 1"}[arrow]
+
+
+def test_a_quarantine_of_the_clean_path_makes_the_debt_of_the_job_that_of_its_trace(scene: Scene) -> None:
+    worker = scene.worker()
+    holder = scene.begun(worker)
+    rows(worker.session, "ROLLBACK TO SAVEPOINT effect")
+    quarantine(worker.session, holder, True)
+    debt = scene.debt(holder.claimed.job_id)
+    assert debt is not None
+    assert (debt["kind"], debt["sends"], debt["sent_at"]) == ("trace", 0, None)
+    assert (debt["due_at"] - scene.row(holder.claimed.job_id)["changed_at"]).total_seconds() >= OFFER_S
 
 
 def test_a_retry_of_the_clean_path_starts_a_new_debt(scene: Scene) -> None:
@@ -138,6 +197,7 @@ def test_a_retry_of_the_clean_path_starts_a_new_debt(scene: Scene) -> None:
     assert debt is not None
     assert (debt["sends"], debt["sent_at"]) == (0, None)
     assert debt["due_at"] == scene.row(holder.claimed.job_id)["not_before"]
+    assert debt["kind"] == "wake"
 
 
 def test_nothing_is_seen_of_the_clean_path_before_its_commit(scene: Scene) -> None:
@@ -225,6 +285,7 @@ def test_release_gives_the_job_back_without_a_budget(scene: Scene) -> None:
     debt = scene.debt(job_id)
     assert debt is not None
     assert debt["sends"] == 0
+    assert scene.owed(job_id) == "wake 1"
     assert scene.journal(job_id)[-1] == "release"
     again = scene.claimed(worker, job_id)
     assert again.claimed.attempt == 2
@@ -333,6 +394,7 @@ def test_a_deferred_constraint_fails_before_the_commit_and_the_lock_stays(scene:
     rows(worker.session, "ROLLBACK TO SAVEPOINT effect")
     quarantine(worker.session, holder, True)
     assert scene.state(holder.claimed.job_id) == "quarantined"
+    assert scene.owed(holder.claimed.job_id) == "trace 1"
 
 
 # a lost answer to COMMIT

@@ -66,6 +66,7 @@ def test_a_new_debt_is_taken_with_all_that_the_message_needs(scene: Scene) -> No
     assert str(taken.job_id) == str(job_id)
     assert (taken.type, taken.version, taken.priority, taken.copy) == ("scene.plain", 1, 0, 1)
     assert (taken.correlation_id, taken.trace_context) == (str(job_id), None)
+    assert (taken.kind, taken.episode) == ("wake", 1)
     debt = scene.debt(job_id)
     assert debt is not None
     assert (debt["sends"], debt["returned_at"]) == (1, None)
@@ -289,6 +290,65 @@ def test_evidence_does_not_wait_for_a_claim_in_progress(scene: Scene) -> None:
     assert claim.claim(worker.session, scene.delivery(job_id), worker.worker_id, 1)
     rows(scene.eyes, "SET lock_timeout = '1s'")
     outbox.note_loss(scene.eyes, "jobs", 2.0)
+
+
+# the debt for a dead letter
+
+
+def owe_trace(scene: Scene) -> UUID:
+    """A quarantined job whose first dead letter is missing."""
+    job_id = scene.job(state="quarantined", cause="permanent", episode=1)
+    rows(scene.eyes, "UPDATE outbox SET kind = 'trace' WHERE job_id = %s", (str(job_id),))
+    return job_id
+
+
+def test_a_dead_letter_is_offered_a_bounded_number_of_times(scene: Scene) -> None:
+    job_id = owe_trace(scene)
+    gaps: list[int] = []
+    for copy in range(1, outbox.TRACE_OFFERS + 1):
+        make_due(scene)
+        (debt,) = take(scene)
+        assert (debt.kind, debt.episode, debt.copy) == ("trace", 1, copy)
+        if copy < outbox.TRACE_OFFERS:
+            gaps.append(round(gap_s(scene, job_id)))
+    assert gaps == [30, 60, 120, 240, 480, 900, 900]
+    assert scene.ask("SELECT due_at = 'infinity' FROM outbox")
+    assert take(scene) == []
+    assert scene.owed(job_id) == "trace 1"  # still owed: a late letter pays it, and `doctor` reports it
+
+
+def spend_offers(scene: Scene) -> UUID:
+    """A dead letter that was offered as often as it may be."""
+    job_id = owe_trace(scene)
+    set_sent(scene, job_id, outbox.TRACE_OFFERS, 60)
+    rows(scene.eyes, "UPDATE outbox SET due_at = 'infinity' WHERE job_id = %s", (str(job_id),))
+    return job_id
+
+
+def test_no_loss_brings_back_what_was_offered_often_enough(scene: Scene) -> None:
+    job_id = spend_offers(scene)
+    before = scene.debt(job_id)
+    outbox.note_loss(scene.eyes, "jobs", 2.0)
+    assert scene.debt(job_id) == before
+    assert take(scene) == []
+
+
+def test_what_was_offered_often_enough_is_not_waited_for(scene: Scene) -> None:
+    """The relay asks when the next debt is due, and must get an answer although one never is."""
+    spend_offers(scene)
+    assert outbox.next_due_s(scene.eyes, "jobs") is None
+    later = scene.job()
+    set_sent(scene, later, 1, 0)
+    due_s = outbox.next_due_s(scene.eyes, "jobs")
+    assert due_s is not None
+    assert 3590 < due_s <= 3600
+
+
+def test_what_was_offered_often_enough_takes_no_place_in_the_window(scene: Scene) -> None:
+    spend_offers(scene)
+    scene.job()
+    assert outbox.unpaid(scene.eyes, "jobs") == 0
+    assert len(take(scene, window=1)) == 1
 
 
 # returned messages

@@ -14,7 +14,22 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as PgConnection
 
-from app import claim, effects, finish, lease, outbox, release, story, submit, sweep
+from app import (
+    attempt,
+    cancel,
+    claim,
+    dead_letters,
+    effects,
+    finish,
+    lease,
+    outbox,
+    park,
+    release,
+    repair,
+    story,
+    submit,
+    sweep,
+)
 from app.stack import Postgres
 from app.states import State
 from db.session import connect, one, rows
@@ -47,6 +62,10 @@ INSERT INTO outbox (job_id, queue, type, schema_version, priority, correlation_i
 SELECT md5(n::text)::uuid, 'jobs', 'reports.export', 1, n % 3, '', CASE WHEN n % 200 = 0 THEN 1 ELSE 0 END,
        CASE WHEN n % 200 = 0 THEN clock_timestamp() END, clock_timestamp() - make_interval(secs => n % 1000)
   FROM generate_series({JOBS - DEBTS} + 1, {JOBS}) n;
+INSERT INTO quarantine_entries (job_id, episode, cause, fingerprint, reason, attempt)
+SELECT job_id, episode, cause, 'f', 'r', attempt FROM jobs WHERE state = 'quarantined';
+INSERT INTO outbox (job_id, kind, queue, type, schema_version, correlation_id, sends, sent_at, due_at)
+SELECT job_id, 'trace', 'jobs', type, 1, '', 8, clock_timestamp(), 'infinity' FROM jobs WHERE state = 'quarantined';
 INSERT INTO job_events (job_id, event)
 SELECT md5(n::text)::uuid, 'submit' FROM generate_series(1, {JOBS} / 2) n;
 """
@@ -92,6 +111,7 @@ VALUES: dict[str, Any] = {
     "worker_id": str(uuid.uuid4()),
     "pid": 1,
     "copy": 1,
+    "episode": 1,
     "delivery_tag": "1",
     "redelivered": False,
     "attempt": 1,
@@ -104,6 +124,9 @@ VALUES: dict[str, Any] = {
     "reason": "r",
     "fingerprint": "f",
     "failed": 1,
+    "offer_s": 30,
+    "grace_s": 600,
+    "proof": "killed",
     "crash": 1,
     "stall": 0,
     "lease_over": True,
@@ -114,6 +137,15 @@ VALUES: dict[str, Any] = {
     "window": 1000,
     "first_s": 30,
     "max_s": 900,
+    "offers": outbox.TRACE_OFFERS,
+    "page": repair.PAGE,
+    "cursor": "{}",
+    "headers": "{}",
+    "properties": "{}",
+    "body": b"",
+    "truncated": False,
+    "digest": None,
+    "source": "broker",
     "age_s": 2,
     "job_ids": [A_JOB],
     "reasons": ["r"],
@@ -172,6 +204,13 @@ SINGLE: dict[str, str] = {
     },
     "outcome": finish.OUTCOME,
     "release": release.RELEASE,
+    "cancel": cancel.CANCEL,
+    "park": park.PARK,
+    "quarantine of a parked one": park.QUARANTINE,
+    "dead letter": dead_letters.STORE,
+    "repair without trace": repair.QUARANTINED_WITHOUT_TRACE,
+    "checkpoint": attempt.CHECKPOINT,
+    "cancel requested": attempt.CANCEL_REQUESTED,
     "take": outbox.TAKE,
     "next_due": outbox.NEXT_DUE,
     "unpaid": outbox.UNPAID,
@@ -218,10 +257,9 @@ def test_a_statement_uses_the_index_that_was_made_for_it(million: PgConnection, 
 def test_submit_reads_no_whole_table(million: PgConnection, count: int) -> None:
     ids = [str(uuid.uuid4()) for _ in range(count)]
     values = {
-        **dict.fromkeys(("eta", "countdown", "correlation_id", "trace_context", "parent_id")),
+        **dict.fromkeys(("eta", "countdown", "expires", "expires_in", "correlation_id", "trace_context", "parent_id")),
         "type": "t",
         "version": 1,
-        "scope": "",
         "queue": "jobs",
         "priority": 0,
         "expire_early": True,
@@ -229,6 +267,7 @@ def test_submit_reads_no_whole_table(million: PgConnection, count: int) -> None:
         "max_crashes": 3,
         "max_stalls": 3,
         "job_ids": ids,
+        "scopes": [""] * count,
         "keys": [None] * count,
         "payloads": ["{}"] * count,
         "digests": [""] * count,

@@ -286,8 +286,10 @@ def test_an_invalid_payload_among_many_writes_none(jobs: Any, business: Engine) 
     with Session(business) as session, session.begin():
         with pytest.raises(ValidationError):
             jobs.leased_effect.submit_many(session, [{"n": 1}, {"n": "x"}])
-        with pytest.raises(ValueError, match="1 keys for 2 payloads"):
+        with pytest.raises(ValueError, match="1 keys and 2 scopes for 2 payloads"):
             jobs.leased_effect.submit_many(session, [{"n": 1}, {"n": 2}], keys=["a"])
+        with pytest.raises(ValueError, match="2 keys and 1 scopes for 2 payloads"):
+            jobs.leased_effect.submit_many(session, [{"n": 1}, {"n": 2}], scopes=["a"])
 
 
 # nothing is written
@@ -392,12 +394,52 @@ def test_a_countdown_without_end(scene: Scene, jobs: Any, options: dict[str, Any
     assert jobs_in(scene) == 1
 
 
+# expires
+
+
+def expires_in_s(scene: Scene, job_id: str) -> float:
+    """Seconds from the submit to the job's last moment to start."""
+    row = scene.row(uuid.UUID(job_id))
+    return float((row["expires_at"] - row["created_at"]).total_seconds())
+
+
+@pytest.mark.parametrize("seconds", [0, 60, 0.5], ids=str)
+def test_expires_in_seconds_counts_from_the_submit(scene: Scene, jobs: Any, seconds: float) -> None:
+    answer = jobs.leased_effect.apply_async(kwargs={"n": 1}, expires=seconds)
+    assert expires_in_s(scene, answer.id) == pytest.approx(seconds, abs=0.5)
+
+
+def test_expires_at_a_time(scene: Scene, jobs: Any) -> None:
+    at = datetime(2041, 1, 1, tzinfo=UTC)
+    answer = jobs.leased_effect.apply_async(kwargs={"n": 1}, expires=at)
+    assert scene.row(uuid.UUID(answer.id))["expires_at"] == at
+
+
+def test_without_expires_a_job_never_expires(scene: Scene, jobs: Any) -> None:
+    answer = jobs.leased_effect.delay(n=1)
+    assert scene.row(uuid.UUID(answer.id))["expires_at"] is None
+
+
+@pytest.mark.usefixtures("nothing_written")
+def test_expires_without_a_time_zone_is_refused(jobs: Any) -> None:
+    with pytest.raises(ValueError, match="time zone"):
+        jobs.leased_effect.apply_async(kwargs={"n": 1}, expires=datetime(2041, 1, 1))  # noqa: DTZ001  that is refused
+
+
+@pytest.mark.parametrize("way", ["submit", "submit_many"])
+def test_expires_in_the_callers_transaction(scene: Scene, jobs: Any, business: Engine, way: str) -> None:
+    with Session(business) as session, session.begin():
+        if way == "submit":
+            answer = jobs.leased_effect.submit(session, n=1, expires=60)
+        else:
+            (answer,) = jobs.leased_effect.submit_many(session, [{"n": 1}], expires=60)
+    assert expires_in_s(scene, str(answer.job_id)) == pytest.approx(60, abs=0.5)
+
+
 Refused = Callable[[Any], Any]
 REFUSED: dict[str, Refused] = {
     "link": lambda task: task.apply_async(kwargs={"n": 1}, link=task.s()),
     "link_error": lambda task: task.apply_async(kwargs={"n": 1}, link_error=task.s()),
-    "expires": lambda task: task.apply_async(kwargs={"n": 1}, expires=60),
-    "expires 0": lambda task: task.apply_async(kwargs={"n": 1}, expires=0),
     "queue": lambda task: task.apply_async(kwargs={"n": 1}, queue="jbos"),
     "routing_key": lambda task: task.apply_async(kwargs={"n": 1}, routing_key="jbos"),
     "exchange": lambda task: task.apply_async(kwargs={"n": 1}, exchange="jbos"),

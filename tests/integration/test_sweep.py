@@ -48,6 +48,16 @@ def bystander(scene: Scene, jobs: int = 3) -> Worker:
     return worker
 
 
+def proofs(scene: Scene, job_id: uuid.UUID) -> list[str]:
+    """What the journal gives as the proof of each expiry: it decides what a rerun may believe of an external call."""
+    found = scene.records(
+        "SELECT split_part(reason, ': ', 1) AS proof FROM job_events WHERE job_id = %s AND event = 'expire'"
+        " ORDER BY event_id",
+        (str(job_id),),
+    )
+    return [entry["proof"] for entry in found]
+
+
 # a lease that is over
 
 
@@ -72,7 +82,9 @@ def test_a_lease_that_is_over_with_its_session_there_is_a_stall(scene: Scene, sw
     debt = scene.debt(job_id)
     assert debt is not None
     assert debt["sends"] == 0
+    assert scene.owed(job_id) == "wake 1"
     assert scene.journal(job_id)[-1] == "expire"
+    assert proofs(scene, job_id) == ["stalled"]
     lost = scene.worker_row(worker)
     assert lost["lost_cause"] == "stalled"
     assert lost["stopped_at"] is not None
@@ -88,6 +100,7 @@ def test_a_lease_that_is_over_without_its_session_is_a_crash(scene: Scene, sweep
     assert sweeper.look(scene.eyes) == Swept(lost=1, expired=1)
     row = scene.row(job_id)
     assert (row["stalls"], row["crashes"], row["cause"]) == (0, 1, "killed_worker")
+    assert proofs(scene, job_id) == ["killed"]
 
 
 def test_a_worker_without_jobs_is_only_taken_off_the_list(scene: Scene, sweeper: Sweeper) -> None:
@@ -355,8 +368,14 @@ def test_the_last_loss_that_is_allowed_quarantines(scene: Scene, sweeper: Sweepe
     assert (row["state"], row[counter], row["episode"], row["cause"]) == ("quarantined", 3, 1, cause)
     (entry,) = scene.entries(job_id)
     assert (entry["episode"], entry["cause"], entry["attempt"]) == (1, cause, 1)
-    assert scene.debt(job_id) is None
+    assert (entry["dead_lettered_at"], entry["closed_at"]) == (None, None)
+    assert scene.owed(job_id) == "trace 1"
+    debt = scene.debt(job_id)
+    assert debt is not None
+    assert debt["sends"] == 0
+    assert debt["due_at"] <= scene.ask("SELECT clock_timestamp()")  # nobody holds a delivery to reject
     assert scene.journal(job_id)[-2:] == ["expire", "quarantined"]
+    assert proofs(scene, job_id) == ["stalled" if cause == "stalled" else "killed"]
 
 
 def test_a_loss_of_the_other_kind_does_not_spend_the_budget(scene: Scene, sweeper: Sweeper) -> None:
@@ -409,6 +428,7 @@ def test_a_dead_child_frees_its_own_job_only(scene: Scene) -> None:
     assert scene.state(alive) == "running"
     row = scene.row(dead)
     assert (row["crashes"], row["reason"]) == (1, "signal 9")
+    assert proofs(scene, dead) == ["killed"]
 
 
 def test_a_child_that_died_too_often_quarantines_its_job(scene: Scene) -> None:
@@ -416,3 +436,4 @@ def test_a_child_that_died_too_often_quarantines_its_job(scene: Scene) -> None:
     job_id = scene.claimed(worker, scene.job(crashes=2, episode=4)).claimed.job_id
     assert expire_child(scene.eyes, job_id, worker.worker_id, 10, "signal 9") == "quarantined"
     assert [entry["episode"] for entry in scene.entries(job_id)] == [5]
+    assert scene.owed(job_id) == "trace 5"
