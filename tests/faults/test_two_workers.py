@@ -30,7 +30,11 @@ def publish(broker: BrokerNode, job_type: str, job_ids: list[UUID], copies: rang
 
     publisher = Publisher(broker.url, ["jobs"], 15)
     publisher.open()
-    debts = [Debt(job_id, job_type, 1, 0, str(job_id), None, copy) for copy in copies for job_id in job_ids]
+    debts = [
+        Debt(job_id, "wake", job_type, 1, 0, str(job_id), None, episode=1, copy=copy)
+        for copy in copies
+        for job_id in job_ids
+    ]
     assert len(publisher.publish("jobs", debts).confirmed) == len(debts)
     publisher.close()
 
