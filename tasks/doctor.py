@@ -44,8 +44,9 @@ def doctor(pre_deploy: bool, as_json: bool) -> None:
         if not pre_deploy:
             findings += [Finding(Severity.OK, "the schema fits this release")]
             findings += [traces(connection, TRACE_AGE_S), *progress(connection, settings().resend_first_s)]
-            findings += topology()
+            # The probe first: looking at the queues declares what is missing, and would hide it.
             findings.append(probe(connection) if settings().broker_is_amqp else NO_EXCHANGE)
+            findings += topology()
     if as_json:
         print_json([{"severity": f.severity, "what": f.what, "next_step": f.next_step} for f in findings])
     else:
