@@ -19,9 +19,12 @@ from app.states import State
 from db.session import autocommit_pool, one
 
 READ = """
-SELECT state::text, result, cause, reason, finished_at, attempt, type FROM jobs WHERE job_id = %(job_id)s
+WITH asked AS (
+    SELECT coalesce((SELECT job_id FROM job_aliases WHERE alias_id = %(job_id)s), %(job_id)s::uuid) AS job_id
+)
+SELECT state::text, result, cause, reason, finished_at, attempt, type FROM jobs JOIN asked USING (job_id)
 UNION ALL
-SELECT state, NULL, NULL, 'pruned', pruned_at, NULL, type FROM job_tombstones WHERE job_id = %(job_id)s
+SELECT state, NULL, NULL, 'pruned', pruned_at, NULL, type FROM job_tombstones JOIN asked USING (job_id)
 """
 CELERY_STATES = {
     State.QUEUED: states.PENDING,
