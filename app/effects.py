@@ -34,7 +34,7 @@ ON CONFLICT (job_id, name) DO NOTHING
 RETURNING 1
 """
 EARLIER = """
-SELECT status, result, effects.attempt,
+SELECT status, effects.result, effects.attempt,
        EXISTS (SELECT FROM job_events ended
                 WHERE ended.job_id = effects.job_id AND ended.attempt = effects.attempt
                   AND (event IN ('retry', 'quarantine', 'release') OR event = 'expire' AND reason LIKE 'killed:%%'))
