@@ -1,7 +1,9 @@
 """park: a delivery whose type or version this worker does not know. Another worker, newer or older, may know it.
 
-The debt stays unpaid, so the message is offered again with a growing gap. Only when nobody has known the job for the
-grace period, and no live worker does, is it quarantined; the database's clock runs from the first worker that said so.
+The debt stays unpaid, so the message is offered again with a growing gap; while a live worker knows the type, the gap
+does not grow, and is never the same twice, so that the message meets that worker soon. Only when nobody has known the
+job for the grace period, and no live worker does, is it quarantined; the database's clock runs from the first worker
+that said so.
 """
 
 from __future__ import annotations
@@ -12,27 +14,34 @@ from psycopg2.extensions import connection as PgConnection
 
 from db.session import one
 
-PARK = """
+KNOWN_ELSEWHERE = """
+EXISTS (SELECT FROM workers
+         WHERE stopped_at IS NULL AND lost_at IS NULL AND lease_until > clock_timestamp()
+           AND knows @> to_jsonb(jobs.type || '@' || jobs.schema_version))
+"""
+PARK = f"""
 WITH job AS (
     UPDATE jobs SET parked_at = coalesce(parked_at, clock_timestamp())
      WHERE job_id = %(job_id)s AND state IN ('queued', 'retry_wait')
-    RETURNING job_id, parked_at < clock_timestamp() - make_interval(secs => %(grace_s)s) AS over
+    RETURNING job_id, parked_at < clock_timestamp() - make_interval(secs => %(grace_s)s) AS over,
+              {KNOWN_ELSEWHERE} AS known
+), again AS (
+    UPDATE outbox
+       SET due_at = least(due_at, clock_timestamp() + make_interval(secs => %(offer_s)s * (0.5 + random() / 2)))
+      FROM job WHERE outbox.job_id = job.job_id AND job.known AND kind = 'wake' AND sends > 0
 ), journal AS (
     INSERT INTO job_events (job_id, event, copy, worker_id, reason)
     SELECT job_id, 'received', %(copy)s, %(worker_id)s, 'type or version unknown here' FROM job
 )
 SELECT over FROM job
 """
-QUARANTINE = """
+QUARANTINE = f"""
 WITH job AS (
     UPDATE jobs SET state = 'quarantined', episode = episode + 1, not_before = NULL, cause = 'unknown_type',
                     reason = 'no live worker knew its type and version', changed_at = clock_timestamp()
      WHERE job_id = %(job_id)s AND state IN ('queued', 'retry_wait')
        AND parked_at < clock_timestamp() - make_interval(secs => %(grace_s)s)
-       AND NOT EXISTS (
-           SELECT FROM workers
-            WHERE stopped_at IS NULL AND lost_at IS NULL AND lease_until > clock_timestamp()
-              AND knows @> to_jsonb(jobs.type || '@' || jobs.schema_version))
+       AND NOT {KNOWN_ELSEWHERE}
     RETURNING jobs.*
 ), trace AS (
     INSERT INTO outbox (job_id, kind, queue, type, schema_version, priority, correlation_id, trace_context, episode,
