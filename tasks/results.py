@@ -101,6 +101,10 @@ class JobResults(SyncBackendMixin, Backend):
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, POLL_MAX_S)
 
+    def ensure_chords_allowed(self) -> None:
+        """Refused before anything is sent: Celery would send the task that waits for the members first."""
+        raise UnsupportedOption("a chord is not supported beside durable jobs, so nothing was sent")
+
     def forget(self, task_id: str) -> None:
         """Refused: a job's record is evidence; `deadsure prune` removes it by age."""
         raise UnsupportedOption(f"job {task_id}: its record is kept until `deadsure prune` removes it")
