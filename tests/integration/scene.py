@@ -228,7 +228,13 @@ class Scene:
     @staticmethod
     def delivery(job_id: UUID, **changed: Any) -> Delivery:
         """The first delivery of the first copy, as RabbitMQ tells it."""
-        given: dict[str, Any] = {"copy": 1, "delivery_tag": "1", "redelivered": False, "redelivered_known": True}
+        given: dict[str, Any] = {
+            "copy": 1,
+            "episode": 1,
+            "delivery_tag": "1",
+            "redelivered": False,
+            "redelivered_known": True,
+        }
         return Delivery(job_id, **{**given, **changed})
 
     # what became of them
