@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +220,14 @@ def awkward(job: Job, payload: How) -> None:
     AWKWARD[payload.how]()
 
 
+def nested(depth: int) -> Any:
+    """Lists in lists."""
+    made: Any = []
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
 ODD: dict[str, Callable[[], Any]] = {
     "object": object,
     "set": lambda: {1, 2},
@@ -230,7 +237,7 @@ ODD: dict[str, Callable[[], Any]] = {
     "nul": lambda: "a\0b",
     "cycle": lambda: vars(sys.modules[__name__]),
     "keys": lambda: {(1, 2): 3},
-    "deep": lambda: reduce(lambda inner, _: [inner], range(100_000), []),
+    "deep": lambda: nested(100_000),
     "huge_number": lambda: 10**5000,
 }
 

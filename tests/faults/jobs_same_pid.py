@@ -9,4 +9,4 @@ from tests.faults.worker_app import app as celery_app
 
 __all__ = ["celery_app"]
 
-app.lease.os = SimpleNamespace(getpid=lambda: 1)  # type: ignore[attr-defined]
+vars(app.lease)["os"] = SimpleNamespace(getpid=lambda: 1)

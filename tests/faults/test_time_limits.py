@@ -86,13 +86,12 @@ def test_c06_soft_time_limit_strikes_at_the_end(
     with engine.begin() as holder:
         holder.execute(text("SELECT FROM jobs WHERE job_id = :id FOR NO KEY UPDATE"), {"id": blocked})
         go.touch()
-        for job_id in (*map(str, struck.values()), blocked):
-            wait_for(lambda job_id=job_id: job_id in soft_limits(worker), 30, "its soft limit strikes")  # type: ignore[misc]
-    for job_id in struck.values():
-        (tmp_path / f"go-{job_id}").touch()
+        for name in (*map(str, struck.values()), blocked):
+            wait_for(lambda name=name: name in soft_limits(worker), 30, "its soft limit strikes")  # type: ignore[misc]
+    for parked in struck.values():
+        (tmp_path / f"go-{parked}").touch()
     found = court.wait_succeeded([*struck.values(), blocked])
-    for job_id in (*struck.values(), blocked):
-        assert effects.count(job_id) == 1
+    assert [effects.count(job_id) for job_id in (*struck.values(), blocked)] == [1] * (len(kinds) + 1)
     assert {name: (found[job_id].failures, found[job_id].crashes) for name, job_id in struck.items()} == {
         f"{mode} {how}": (int(how == "fail"), 0) for mode, how in kinds
     }
