@@ -5,6 +5,7 @@ from tasks.topology import EXCHANGE, WORK_QUEUE, task_queues
 
 broker_url = settings().broker_url or None
 result_backend = "tasks.results:JobResults"  # answers from the job row: no second store to disagree with
+task_store_eager_result = True  # eager jobs have their row too; Celery would warn that `get()` finds nothing
 
 task_queues = task_queues(settings().broker_is_amqp)
 task_default_queue = WORK_QUEUE

@@ -37,7 +37,8 @@ WITH letter AS (
     DELETE FROM outbox USING stamped
      WHERE outbox.job_id = stamped.job_id AND kind = 'trace' AND outbox.episode = %(episode)s::smallint
 ), again AS (
-    UPDATE outbox SET due_at = least(due_at, clock_timestamp())
+    UPDATE outbox SET due_at = least(due_at, greatest(clock_timestamp(),
+                                     sent_at + make_interval(secs => %(age_s)s * 2.0 ^ least(sends - 1, 30))))
       FROM jobs
      WHERE outbox.job_id = %(job_id)s::uuid AND kind = 'wake' AND sends > 0 AND outbox.episode = %(episode)s::smallint
        AND jobs.job_id = outbox.job_id AND jobs.state IN ('queued', 'retry_wait')
@@ -66,8 +67,11 @@ class DeadLetter:
     source: str = "broker"
 
 
-def store(connection: PgConnection, letter: DeadLetter) -> tuple[bool, bool]:
-    """Keep the dead letter; (it stamped its episode, it made a healthy job's debt due). A repeat changes nothing."""
+def store(connection: PgConnection, letter: DeadLetter, age_s: float) -> tuple[bool, bool]:
+    """Keep the dead letter; (it stamped its episode, it made a healthy job's debt due). A repeat changes nothing.
+
+    The debt falls due at `age_s`, doubling with each send: a job whose every message is rejected must not run hot.
+    """
     headers, properties = json.dumps(storable(letter.headers)), json.dumps(storable(letter.properties))
     # A job's letter is known by episode and copy; any other by all of it, the broker's time of death included.
     digest = hashlib.sha256(b"\0".join((headers.encode(), properties.encode(), letter.body))).digest()
@@ -80,7 +84,8 @@ def store(connection: PgConnection, letter: DeadLetter) -> tuple[bool, bool]:
             "copy": letter.copy,
             "headers": headers,
             "properties": properties,
-            "digest": None if letter.job_id else Binary(digest),
+            "digest": None if None not in (letter.job_id, letter.episode, letter.copy) else Binary(digest),
+            "age_s": age_s,
             "body": Binary(letter.body[:BODY_LIMIT]),
             "truncated": len(letter.body) > BODY_LIMIT,
             "reason": letter.reason,

@@ -137,8 +137,9 @@ class Keeper(threading.Thread):
             with suppress(psycopg2.Error):
                 rows(self._connection, LEAVE, {"worker_id": str(self.worker_id)})
         self._drop()
-        self._stop_writer.close()
-        self._stop_reader.close()
+        if not self.is_alive():
+            self._stop_reader.close()
+            self._stop_writer.close()
 
     def _wait(self, seconds: float) -> bool:
         """Sleep until time is over or the session breaks (False), or `stop` was called (True)."""

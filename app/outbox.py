@@ -28,7 +28,7 @@ LISTEN = f"LISTEN {CHANNEL}"
 TAKE = """
 WITH room AS (
     SELECT CASE WHEN count(*) > 0.75 * %(window)s THEN 0 ELSE least(%(batch)s, %(window)s - count(*)) END AS free
-      FROM (SELECT FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity'
+      FROM (SELECT FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity' AND kind = 'wake'
              LIMIT %(window)s) AS unpaid
 ), first_sends AS (
     SELECT due.job_id
@@ -61,7 +61,7 @@ SELECT extract(epoch FROM least(
     (SELECT due_at FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity' ORDER BY due_at LIMIT 1)
 ) - clock_timestamp())::float8
 """
-UNPAID = "SELECT count(*) FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity'"
+UNPAID = "SELECT count(*) FROM outbox WHERE queue = %(queue)s AND sends > 0 AND kind = 'wake'"
 EVIDENCE = """
 UPDATE outbox
    SET due_at = least(due_at, greatest(clock_timestamp(),

@@ -1,7 +1,9 @@
 """park: a delivery whose type or version this worker does not know. Another worker, newer or older, may know it.
 
-The debt stays unpaid, so the message is offered again with a growing gap. Only when nobody has known the job for the
-grace period is it quarantined; the database's clock runs from the first worker that said so.
+The debt stays unpaid, so the message is offered again with a growing gap; while a live worker knows the type, the gap
+does not grow, and is never the same twice, so that the message meets that worker soon. Only when nobody has known the
+job for the grace period, and no live worker does, is it quarantined; the database's clock runs from the first worker
+that said so.
 """
 
 from __future__ import annotations
@@ -12,23 +14,34 @@ from psycopg2.extensions import connection as PgConnection
 
 from db.session import one
 
-PARK = """
+KNOWN_ELSEWHERE = """
+EXISTS (SELECT FROM workers
+         WHERE stopped_at IS NULL AND lost_at IS NULL AND lease_until > clock_timestamp()
+           AND knows @> to_jsonb(jobs.type || '@' || jobs.schema_version))
+"""
+PARK = f"""
 WITH job AS (
     UPDATE jobs SET parked_at = coalesce(parked_at, clock_timestamp())
      WHERE job_id = %(job_id)s AND state IN ('queued', 'retry_wait')
-    RETURNING job_id, parked_at < clock_timestamp() - make_interval(secs => %(grace_s)s) AS over
+    RETURNING job_id, parked_at < clock_timestamp() - make_interval(secs => %(grace_s)s) AS over,
+              {KNOWN_ELSEWHERE} AS known
+), again AS (
+    UPDATE outbox
+       SET due_at = least(due_at, clock_timestamp() + make_interval(secs => %(offer_s)s * (0.5 + random() / 2)))
+      FROM job WHERE outbox.job_id = job.job_id AND job.known AND kind = 'wake' AND sends > 0
 ), journal AS (
     INSERT INTO job_events (job_id, event, copy, worker_id, reason)
     SELECT job_id, 'received', %(copy)s, %(worker_id)s, 'type or version unknown here' FROM job
 )
 SELECT over FROM job
 """
-QUARANTINE = """
+QUARANTINE = f"""
 WITH job AS (
     UPDATE jobs SET state = 'quarantined', episode = episode + 1, not_before = NULL, cause = 'unknown_type',
                     reason = 'no live worker knew its type and version', changed_at = clock_timestamp()
      WHERE job_id = %(job_id)s AND state IN ('queued', 'retry_wait')
        AND parked_at < clock_timestamp() - make_interval(secs => %(grace_s)s)
+       AND NOT {KNOWN_ELSEWHERE}
     RETURNING jobs.*
 ), trace AS (
     INSERT INTO outbox (job_id, kind, queue, type, schema_version, priority, correlation_id, trace_context, episode,
@@ -47,16 +60,35 @@ WITH job AS (
 )
 SELECT 1 FROM job
 """
+# As at the claim: without a job, or with a quarantined one whose dead letter is to come, the delivery is rejected.
+REJECT = """
+SELECT NOT EXISTS (SELECT FROM jobs WHERE job_id = %(job_id)s) OR EXISTS (
+    SELECT FROM jobs JOIN outbox debt USING (job_id)
+     WHERE job_id = %(job_id)s AND state = 'quarantined' AND jobs.episode = %(episode)s
+       AND kind = 'trace' AND debt.episode = jobs.episode)
+"""
 
 
-def park(connection: PgConnection, job_id: UUID, copy: int, worker_id: UUID, grace_s: float, offer_s: float) -> bool:
-    """Leave the job for others; True when its grace is over and it was quarantined: reject the delivery then."""
+def park(
+    connection: PgConnection,
+    job_id: UUID,
+    copy: int,
+    episode: int,
+    worker_id: UUID,
+    grace_s: float,
+    offer_s: float,
+) -> bool:
+    """Leave the job for others; True when the delivery is to be rejected: quarantined (now or before), or no job."""
     values = {
         "job_id": str(job_id),
         "copy": copy,
+        "episode": episode,
         "worker_id": str(worker_id),
         "grace_s": grace_s,
         "offer_s": offer_s,
     }
     row = one(connection, PARK, values)
-    return bool(row and row[0]) and one(connection, QUARANTINE, values) is not None
+    if row is not None and (not row[0] or one(connection, QUARANTINE, values) is not None):
+        return bool(row[0])
+    reject = one(connection, REJECT, values)
+    return bool(reject and reject[0])

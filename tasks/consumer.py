@@ -25,7 +25,7 @@ from app.job_types import REGISTRY, JobType, find
 from app.journal import JournalWriter, log
 from app.park import park
 from app.settings import settings
-from tasks.headers import COPY, VERSION
+from tasks.headers import COPY, EPISODE, VERSION
 from tasks.inspection import complaint, is_of_a_job, is_uuid, never_decompress, time_of
 from tasks.services import journal, services
 from tasks.settler import Settle
@@ -84,12 +84,14 @@ class DurableConsumer(Consumer):
     def park(self, message: Message) -> None:
         """Leave a job of an unknown type or version to other workers; quarantined after the grace period."""
         job_id, copy = uuid.UUID(message.headers["id"]), message.headers[COPY]
+        episode = message.headers.get(EPISODE) or 0
 
         def work(connection: PgConnection) -> Settle:
             over = park(
                 connection,
                 job_id,
                 copy,
+                episode,
                 services().keeper.worker_id,
                 settings().park_grace_s,
                 settings().resend_first_s,

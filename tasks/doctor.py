@@ -16,6 +16,7 @@ from app.cli.main import database
 from app.cli.output import json_option, print_json, print_table, reporting_errors
 from app.health import Finding, Severity, progress, traces, unknown_types
 from app.job_types import REGISTRY, queues
+from app.journal import configure_logging
 from app.settings import settings
 from db.migrate import check
 from db.session import one, rows
@@ -38,14 +39,16 @@ FORGET = "DELETE FROM dead_letters WHERE dead_letter_id = %s"
 @reporting_errors
 def doctor(pre_deploy: bool, as_json: bool) -> None:
     """Look for what is wrong or missing; exit code 1 when something is."""
+    configure_logging(settings().log, "ERROR")  # to stderr; the intake of the probe would log into the answer
     with database() as connection:
         check(connection)
         findings = unknown_types(connection, REGISTRY)
         if not pre_deploy:
             findings += [Finding(Severity.OK, "the schema fits this release")]
             findings += [traces(connection, TRACE_AGE_S), *progress(connection, settings().resend_first_s)]
-            findings += topology()
+            # The probe first: looking at the queues declares what is missing, and would hide it.
             findings.append(probe(connection) if settings().broker_is_amqp else NO_EXCHANGE)
+            findings += topology()
     if as_json:
         print_json([{"severity": f.severity, "what": f.what, "next_step": f.next_step} for f in findings])
     else:

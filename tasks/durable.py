@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from app import attempt, submit
 from app.attempt import Handler, Settlement
-from app.errors import UnsupportedOption
+from app.errors import TransientError, UnsupportedOption
 from app.failures import Classifier, Failure, known
 from app.job_types import JobType, find, register
 from app.submit import NewJob, Submitted
@@ -53,6 +53,22 @@ class DurableTask(Task):
                 raise Reject(ending.reason, requeue=False)
             case Settlement.IGNORE:
                 raise Ignore(ending.reason)
+
+    def apply(self, *_args: Any, **_options: Any) -> Any:
+        """Refused: without a worker there is no lease. For tests set `task_always_eager` and use `.delay()`."""
+        raise UnsupportedOption(
+            f"{self.name}: apply() is not supported on a durable task; for tests set task_always_eager and use .delay()"
+        )
+
+    def retry(
+        self, *_args: Any, countdown: float | None = None, exc: BaseException | None = None, **options: Any
+    ) -> NoReturn:
+        """Celery's `self.retry` inside a handler: the same as `job.retry`; the job type's policy sets the limit."""
+        refuse(self.name, options)
+        job = attempt.current.get()
+        if job is None:
+            raise UnsupportedOption(f"{self.name}: retry() is for the handler of a running job")
+        raise TransientError("the handler asked for another try", retry_after_s=countdown) from exc
 
     def apply_async(
         self,

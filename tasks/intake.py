@@ -85,11 +85,11 @@ class Intake(threading.Thread):
         assert self._database is not None
         letter = readable(message, error)
         try:
-            stamped, again = store(self._database, letter)
+            stamped, again = store(self._database, letter, self._settings.evidence_age_s)
         except psycopg2.DataError:
             # Nothing of a message that cannot be stored as it is may be lost: its bytes can always be kept.
             letter = replace(letter, headers={}, properties={}, reason=f"{letter.reason}; headers not storable")
-            stamped, again = store(self._database, letter)
+            stamped, again = store(self._database, letter, self._settings.evidence_age_s)
         message.ack()
         log.warning(
             "dead_letter.stored",

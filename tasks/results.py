@@ -21,9 +21,12 @@ from db.session import Row, autocommit_pool, one
 from db.watchdog import bounded
 
 READ = """
-SELECT state::text, result, cause, reason, finished_at, attempt, type FROM jobs WHERE job_id = %(job_id)s
+WITH asked AS (
+    SELECT coalesce((SELECT job_id FROM job_aliases WHERE alias_id = %(job_id)s), %(job_id)s::uuid) AS job_id
+)
+SELECT state::text, result, cause, reason, finished_at, attempt, type FROM jobs JOIN asked USING (job_id)
 UNION ALL
-SELECT state, NULL, NULL, 'pruned', pruned_at, NULL, type FROM job_tombstones WHERE job_id = %(job_id)s
+SELECT state, NULL, NULL, 'pruned', pruned_at, NULL, type FROM job_tombstones JOIN asked USING (job_id)
 """
 CELERY_STATES = {
     State.QUEUED: states.PENDING,
@@ -92,9 +95,13 @@ class JobResults(SyncBackendMixin, Backend):
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, POLL_MAX_S)
 
+    def ensure_chords_allowed(self) -> None:
+        """Refused before anything is sent: Celery would send the task that waits for the members first."""
+        raise UnsupportedOption("a chord is not supported beside durable jobs, so nothing was sent")
+
     def apply_chord(self, *_: Any, **__: Any) -> None:
-        """Refused before anything is published: a chord counts results, and this backend keeps none of plain tasks."""
-        raise UnsupportedOption("chords are not supported here; nothing was submitted")
+        """Refused, wherever Celery asks first."""
+        self.ensure_chords_allowed()
 
     def forget(self, task_id: str) -> None:
         """Refused: a job's record is evidence; `deadsure prune` removes it by age."""

@@ -6,14 +6,18 @@ worker; threads start after the fork. Order at the end: the pool has stopped bef
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from typing import Any
 
+import billiard
 import click
 import psycopg2
 from amqp.exceptions import PreconditionFailed
 from celery import bootsteps, signals
+from celery.worker import state
 
 from app.clock import pause_s
 from app.errors import ConfigurationError
@@ -103,6 +107,25 @@ def begin_to_leave(**_: Any) -> None:
     present.keeper.shared.leave()
     leavers.append(Leaver(settings().shutdown_grace_s))
     leavers[0].start()
+    catch_impatience(signal.SIGINT, signal.SIGQUIT)
+
+
+def catch_impatience(*numbers: int) -> None:
+    """Let these signals end the grace at once, in place of Celery's cold shutdown.
+
+    That one cancels the requests and then waits in the signal's handler for the children, who wait for their jobs.
+    """
+
+    def leave_at_once(*_: Any) -> None:
+        if billiard.current_process().name != "MainProcess":
+            return
+        begin_to_leave()
+        leavers[0].hurry()
+        state.should_stop = state.should_stop or 0
+
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            signal.signal(number, leave_at_once)
 
 
 @signals.worker_shutdown.connect
@@ -123,6 +146,7 @@ class DurableServices(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Start keeper, journal, reaper, sweeper and relay."""
         services().start(self._with_relay)
+        catch_impatience(signal.SIGQUIT)
 
 
 app.steps["worker"].add(DurableServices)

@@ -27,6 +27,24 @@ def jobs(settings: object) -> Any:
     return tests.faults.jobs
 
 
+@pytest.fixture
+def deadly(jobs: Any) -> Any:
+    """`tests.faults.jobs_deaths`, imported when the environment is there."""
+    assert jobs
+    import tests.faults.jobs_deaths  # noqa: PLC0415
+
+    return tests.faults.jobs_deaths
+
+
+@pytest.fixture
+def leaving(jobs: Any) -> Any:
+    """`tests.faults.jobs_leaving`, imported when the environment is there."""
+    assert jobs
+    import tests.faults.jobs_leaving  # noqa: PLC0415
+
+    return tests.faults.jobs_leaving
+
+
 @dataclass(frozen=True)
 class Court:
     """Looks at the jobs of the test, and waits for what is to be seen there."""
