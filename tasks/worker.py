@@ -6,8 +6,12 @@ worker; threads start after the fork. Order at the end: the pool has stopped bef
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import click
@@ -95,6 +99,20 @@ def leave(**_: Any) -> None:
     end_services()
 
 
+def notice_dead_children(hub: Any, look: Callable[[], Any]) -> None:
+    """Look at the pool as soon as a child ends.
+
+    billiard watches a pipe whose other end the siblings hold open too, so it would notice only at its next round, up to
+    five seconds later.
+    """
+
+    def on_child(_number: int, _frame: FrameType | None) -> None:
+        # From another thread: only that wakes the event loop, which this very handler has interrupted in its sleep.
+        threading.Thread(target=hub.call_soon, args=(look,), daemon=True).start()
+
+    signal.signal(signal.SIGCHLD, on_child)
+
+
 class DurableServices(bootsteps.StartStopStep):
     """Starts the threads after the pool has forked its children."""
 
@@ -107,6 +125,8 @@ class DurableServices(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Start keeper, journal, reaper, sweeper and relay."""
         services().start(self._with_relay)
+        if getattr(parent, "hub", None) is not None and hasattr(parent.pool, "maintain_pool"):
+            notice_dead_children(parent.hub, parent.pool.maintain_pool)
 
 
 app.steps["worker"].add(DurableServices)
