@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 LOCKED := $(VENV)/.locked
 ARGS ?=
 BROKER ?= valkey
+# Tests wait for processes more than they compute: three at a time fill two cores.
+TEST_PROCESSES ?= 3
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,7 +46,7 @@ demo: setup ## Kill a worker in the middle of 500 jobs and count (BROKER=valkey|
 
 test: setup ## Run all tests on real servers; installs RabbitMQ if missing (ARGS=... goes to pytest)
 	@$(BIN)/python -m app.stack install-rabbitmq
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile $(ARGS)
 
 lint: setup ## Check style, types and the direction of imports
 	@$(BIN)/ruff check .
@@ -65,9 +67,9 @@ stop: ## Stop what 'make services' started; data stays
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m app.stack down; fi
 	@if [ -d var/demo/stack ]; then $(BIN)/python -m app.stack down --root var/demo/stack; fi
 
-bench: setup ## Measure against plain Celery (QUICK=1: shorter, PEERS=1: other job systems too)
+bench: setup ## Measure against plain Celery (QUICK=1: shorter)
 	@$(BIN)/python -m app.stack install-rabbitmq
-	@$(BIN)/python -m bench $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
+	@$(BIN)/python -m bench $(if $(QUICK),--quick) $(ARGS)
 
 lock: ## Resolve the dependencies again and rewrite both lock files
 	@set -e; tool=$$(mktemp -d); trap 'rm -rf "$$tool"' EXIT; \

@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import billiard
@@ -92,8 +94,9 @@ def check_topology() -> None:
 
 @signals.worker_process_init.connect
 def enter_child(**_: Any) -> None:
-    """In a child: let go of the main process' database sockets."""
+    """In a child: let go of what is the main process' own, its database sockets and its look at dead children."""
     disown_inherited()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 @signals.worker_shutting_down.connect
@@ -134,6 +137,20 @@ def leave(**_: Any) -> None:
     end_services()
 
 
+def notice_dead_children(hub: Any, look: Callable[[], Any]) -> None:
+    """Look at the pool as soon as a child ends.
+
+    billiard watches a pipe whose other end the siblings hold open too, so it would notice only at its next round, up to
+    five seconds later.
+    """
+
+    def on_child(_number: int, _frame: FrameType | None) -> None:
+        # From another thread: only that wakes the event loop, which this very handler has interrupted in its sleep.
+        threading.Thread(target=hub.call_soon, args=(look,), daemon=True).start()
+
+    signal.signal(signal.SIGCHLD, on_child)
+
+
 class DurableServices(bootsteps.StartStopStep):
     """Starts the threads after the pool has forked its children."""
 
@@ -147,6 +164,8 @@ class DurableServices(bootsteps.StartStopStep):
         """Start keeper, journal, reaper, sweeper and relay."""
         services().start(self._with_relay)
         catch_impatience(signal.SIGQUIT)
+        if getattr(parent, "hub", None) is not None and hasattr(parent.pool, "maintain_pool"):
+            notice_dead_children(parent.hub, parent.pool.maintain_pool)
 
 
 app.steps["worker"].add(DurableServices)
