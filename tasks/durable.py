@@ -114,10 +114,6 @@ class DurableTask(Task):
                 eager.run(job)
         return AsyncResult(str(job.job_id), app=app, task_name=self.name)
 
-    def apply(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refused: an attempt belongs to a job and a worker."""
-        raise UnsupportedOption(f"{self.name}: a durable task is not applied in place; use .delay() or .submit()")
-
     def submit(
         self,
         session: Session,
