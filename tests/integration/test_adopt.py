@@ -94,11 +94,13 @@ def test_a_key_with_another_payload_is_a_conflict(scene: Scene) -> None:
 
 @pytest.mark.parametrize(
     ("payload", "error"),
-    [({}, ValidationError), ({"number": "many"}, ValidationError), ({"number": 1, "note": "x" * 70_000}, PayloadTooLarge)],
+    [
+        ({}, ValidationError),
+        ({"number": "many"}, ValidationError),
+        ({"number": 1, "note": "x" * 70_000}, PayloadTooLarge),
+    ],
 )
-def test_an_invalid_payload_writes_nothing(
-    scene: Scene, payload: dict[str, Any], error: type[Exception]
-) -> None:
+def test_an_invalid_payload_writes_nothing(scene: Scene, payload: dict[str, Any], error: type[Exception]) -> None:
     before = scene.picture()
     with pytest.raises(error):
         adopt(scene.eyes, uuid4(), FREE, payload)

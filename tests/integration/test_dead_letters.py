@@ -39,9 +39,7 @@ def quarantined(scene: Scene, episode: int = 1) -> UUID:
             " VALUES (%s, %s, 'permanent', 'f', 'r', 1, CASE WHEN %s THEN clock_timestamp() END) RETURNING 1",
             (str(job_id), number, number < episode),
         )
-    scene.ask(
-        "UPDATE outbox SET kind = 'trace', episode = %s WHERE job_id = %s RETURNING 1", (episode, str(job_id))
-    )
+    scene.ask("UPDATE outbox SET kind = 'trace', episode = %s WHERE job_id = %s RETURNING 1", (episode, str(job_id)))
     return job_id
 
 

@@ -54,9 +54,7 @@ def test_a_queued_job_without_debt_gets_one(scene: Scene) -> None:
 
 def test_a_retry_without_debt_is_not_brought_back_early(scene: Scene) -> None:
     job_id = scene.job()
-    scene.ask(
-        "UPDATE jobs SET state = 'retry_wait', not_before = clock_timestamp() + interval '1 h' RETURNING 1"
-    )
+    scene.ask("UPDATE jobs SET state = 'retry_wait', not_before = clock_timestamp() + interval '1 h' RETURNING 1")
     forget_debt(scene, job_id)
     age(scene, job_id)
     assert repair(scene.eyes, AGE_S) == [str(job_id)]
@@ -111,7 +109,7 @@ def test_two_sweepers_at_once_mend_each_job_once(scene: Scene) -> None:
         age(scene, job_id)
     untraced = [quarantined(scene) for _ in range(20)]
     sessions = [scene.connect(), scene.connect()]
-    mended = scene.at_once(*[lambda on=on: repair(on, AGE_S) for on in sessions])  # type: ignore[misc]
+    mended = scene.at_once(*[lambda on=on: repair(on, AGE_S) for on in sessions])
     mended.append(repair(scene.eyes, AGE_S))  # what one passed over because the other held it
     wanted = sorted(map(str, [*waiting, *untraced]))
     assert sorted(job_id for found in mended for job_id in found) == wanted
