@@ -85,38 +85,46 @@ def topology() -> list[Finding]:
 
 def probe(connection: PgConnection) -> Finding:
     """Send a message through the dead-letter exchange and wait until the intake has stored it."""
-    mark = f"probe {uuid.uuid4()}".encode()
     with closing(Connection(settings().need_broker(), connect_timeout=5)) as broker:
-        channel = broker.channel()
-        queue = Queue(
-            f"deadsure.probe.{uuid.uuid4()}",
-            exclusive=True,
-            auto_delete=True,
-            queue_arguments={
-                "x-dead-letter-exchange": DEAD_LETTER_EXCHANGE,
-                "x-dead-letter-routing-key": QUARANTINE_QUEUE,
-            },
-        )(channel)
-        queue.queue_declare()
-        channel.basic_publish(Message(mark, content_type="text/plain"), exchange="", routing_key=queue.name)
-        message = None
-        until = time.monotonic() + PROBE_S
-        while message is None and time.monotonic() < until:
-            message = queue.get()
-        if message is None:
-            return Finding(Severity.ERROR, "the broker does not deliver", "look at its alarms and its log")
-        message.reject()
-        intake = Intake(settings())
-        intake.start()  # the probe must not depend on a worker's
         try:
-            while time.monotonic() < until:
-                row = one(connection, ARRIVED, (mark,))
-                if row is not None:
-                    rows(connection, FORGET, (row[0],))
-                    return Finding(Severity.OK, "a probe went through the dead-letter exchange into dead_letters")
-                time.sleep(LOOK_S)
-        finally:
-            intake.stop()
+            return send_probe(connection, broker)
+        except (OSError, *broker.connection_errors, *broker.channel_errors) as error:
+            return Finding(Severity.ERROR, f"no probe could be sent ({type(error).__name__})", "look at BROKER_URL")
+
+
+def send_probe(connection: PgConnection, broker: Connection) -> Finding:
+    """`probe` on an open connection; raises the transport's errors."""
+    mark = f"probe {uuid.uuid4()}".encode()
+    channel = broker.channel()
+    queue = Queue(
+        f"deadsure.probe.{uuid.uuid4()}",
+        exclusive=True,
+        auto_delete=True,
+        queue_arguments={
+            "x-dead-letter-exchange": DEAD_LETTER_EXCHANGE,
+            "x-dead-letter-routing-key": QUARANTINE_QUEUE,
+        },
+    )(channel)
+    queue.queue_declare()
+    channel.basic_publish(Message(mark, content_type="text/plain"), exchange="", routing_key=queue.name)
+    message = None
+    until = time.monotonic() + PROBE_S
+    while message is None and time.monotonic() < until:
+        message = queue.get()
+    if message is None:
+        return Finding(Severity.ERROR, "the broker does not deliver", "look at its alarms and its log")
+    message.reject()
+    intake = Intake(settings())
+    intake.start()  # the probe must not depend on a worker's
+    try:
+        while time.monotonic() < until:
+            row = one(connection, ARRIVED, (mark,))
+            if row is not None:
+                rows(connection, FORGET, (row[0],))
+                return Finding(Severity.OK, "a probe went through the dead-letter exchange into dead_letters")
+            time.sleep(LOOK_S)
+    finally:
+        intake.stop()
     return Finding(
         Severity.ERROR,
         f"a probe through the exchange {DEAD_LETTER_EXCHANGE} did not arrive within {PROBE_S:g} s",

@@ -15,7 +15,7 @@ from tasks.headers import COPY, EPISODE, VERSION
 from tasks.topology import work_queue
 from tests.nodes.servers import BrokerNode
 
-SECRET = "s3cret-of-a-customer"  # stands in every body: no log, no reason may show it
+PRIVATE = "name-of-a-customer"  # stands in many bodies: no log, no reason may show it
 JSON, UTF8 = "application/json", "utf-8"
 
 
@@ -24,7 +24,7 @@ def body(*parts: Any) -> bytes:
     return json.dumps(parts or ([], {"n": 1}, {"callbacks": None, "errbacks": None, "chain": None})).encode()
 
 
-GOOD = body([], {"n": 1, "note": SECRET}, None)
+GOOD = body([], {"n": 1, "note": PRIVATE}, None)
 
 
 def envelope(task: Any = "tests.foreign", **changed: Any) -> dict[str, Any]:
@@ -80,11 +80,11 @@ def broken(trap: str) -> dict[str, Raw]:
     python = f"!!python/object/apply:builtins.open [{trap!r}, 'w']".encode()
     task_table = {"name": "tests.foreign"}
     return {
-        "C08 broken JSON": Raw(f'[[], {{"n": "{SECRET}"'.encode()),
-        "C08 broken UTF-8": Raw(b'[[], {"note": "\xff\xfe\xc3 ' + SECRET.encode() + b'"}, null]'),
+        "C08 broken JSON": Raw(f'[[], {{"n": "{PRIVATE}"'.encode()),
+        "C08 broken UTF-8": Raw(b'[[], {"note": "\xff\xfe\xc3 ' + PRIVATE.encode() + b'"}, null]'),
         "C08 lone continuation, latin-1": Raw(b"[[], {}, null] \xe9", content_encoding="latin-1"),
         "C08 utf-16": Raw(GOOD.decode().encode("utf-16"), content_encoding="utf-16"),
-        "C08 bad gzip": Raw(b"\x1f\x8b no gzip " + SECRET.encode(), envelope(compression="application/x-gzip")),
+        "C08 bad gzip": Raw(b"\x1f\x8b no gzip " + PRIVATE.encode(), envelope(compression="application/x-gzip")),
         "C08 good gzip": Raw(gzip.compress(GOOD, mtime=0), envelope(compression="gzip")),
         "C08 unknown compression": Raw(headers=envelope(compression="rot13")),
         "C08 nested 100,000 deep": Raw(deep),
@@ -97,13 +97,13 @@ def broken(trap: str) -> dict[str, Raw]:
         "C08 no content encoding": Raw(content_encoding=None),
         "C08 unknown content encoding": Raw(content_encoding="klingon"),
         "C08 wrong content type, no task": Raw(headers={}, content_type="text/plain"),
-        "C08 oversized": Raw(body([], {"note": SECRET + "x" * (1 << 20)}, None)),
+        "C08 oversized": Raw(body([], {"note": PRIVATE + "x" * (1 << 20)}, None)),
         "C09 null": Raw(b"null"),
         "C09 a number": Raw(b"5"),
         "C09 a text": Raw(b'"abc"'),
         "C09 an empty list": Raw(b"[]"),
         "C09 two parts": Raw(b"[[],{}]"),
-        "C09 four parts": Raw(body([], {}, None, SECRET)),
+        "C09 four parts": Raw(body([], {}, None, PRIVATE)),
         "C09 empty": Raw(b""),
         "C09 keyword arguments in a list": Raw(body([], [["n", 1]], None)),
         "C09 arguments in a map": Raw(body({"n": 1}, {}, None)),
@@ -123,7 +123,7 @@ def broken(trap: str) -> dict[str, Raw]:
         "C09 timelimit of texts": Raw(headers=envelope(timelimit=["a", "b"])),
         "C09 timelimit of one": Raw(headers=envelope(timelimit=[1])),
         "C09 timelimit is negative": Raw(headers=envelope(timelimit=[-1, -1])),
-        "C09 eta is no time": Raw(headers=envelope(eta="tomorrow, " + SECRET)),
+        "C09 eta is no time": Raw(headers=envelope(eta="tomorrow, " + PRIVATE)),
         "C09 eta is a table": Raw(headers=envelope(eta={"year": 2030})),
         "C09 eta in the year 9999": Raw(headers=envelope(eta="9999-12-31T23:59:59+00:00")),
         "C09 expires is a list": Raw(headers=envelope(expires=[1])),
@@ -131,7 +131,7 @@ def broken(trap: str) -> dict[str, Raw]:
         "C09 root_id is a table": Raw(headers=envelope(root_id={"a": 1})),
         "C09 stamps is a list": Raw(headers=envelope(stamps=[1])),
         "C09 stamped_headers is a text": Raw(headers=envelope(stamped_headers="abc")),
-        "C09 our copy is a text": Raw(headers=envelope(**{COPY: SECRET})),
+        "C09 our copy is a text": Raw(headers=envelope(**{COPY: PRIVATE})),
         "C09 our copy is a table": Raw(headers=envelope(**{COPY: {"a": 1}})),
         "C09 our copy is negative": Raw(headers=envelope(**{COPY: -1})),
         "C09 our copy is huge": Raw(headers=envelope(**{COPY: 2**62, EPISODE: 2**62, VERSION: 1})),

@@ -16,7 +16,7 @@ from app.dead_letters import BODY_LIMIT, ITEMS_LIMIT, TEXT_LIMIT
 from tests.faults.effects import Effects
 from tests.faults.outcomes import Outcomes
 from tests.faults.points import QUICK
-from tests.faults.raw_messages import SECRET, Raw, broken, envelope, send
+from tests.faults.raw_messages import PRIVATE, Raw, broken, envelope, send
 from tests.nodes.marks import on_rabbitmq
 from tests.nodes.node import WorkerNode
 from tests.nodes.servers import BrokerNode
@@ -69,7 +69,7 @@ def wrong_with(letter: Any, sent: Raw, source: str) -> list[str]:
     for name, value in sent.headers.items() if len(sent.headers) < ITEMS_LIMIT else ():
         if isinstance(value, str) and "\x00" not in value and kept.get(name) != value[:TEXT_LIMIT]:
             wrong.append(f"header {name} is {kept.get(name)!r}")
-    if not letter.reason or SECRET in letter.reason:
+    if not letter.reason or PRIVATE in letter.reason:
         wrong.append(f"its reason is {letter.reason!r}")
     if letter.source != source:
         wrong.append(f"its source is {letter.source!r}")
@@ -96,7 +96,7 @@ def test_c08_c09_c10_unreadable_messages_right_after_ready_become_dead_letters(
     assert (effects.starts(), [effects.count(job_id) for job_id in good]) == (2, [1, 1])
     assert not trap.exists()
     assert (worker.pid, worker.is_running()) == (pid, True)
-    assert SECRET not in worker.logs()
+    assert PRIVATE not in worker.logs()
     assert outcomes.debts() == 0
     wait_for(lambda: outcomes.events("ack_sent", good[0]), 30, "the journal still writes")
 
@@ -136,7 +136,8 @@ def test_c09_values_that_are_odd_but_legal_do_not_harm_a_plain_task(
     ids = [str(uuid.uuid4()) for _ in range(4)]
     options = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
     body = json.dumps([[], {}, options]).encode()
-    for task_id, changed in zip(ids, ({}, {"shadow": "x"}, {"expires": None}, {"timelimit": [None, 5]}), strict=True):
+    odd: list[dict[str, Any]] = [{}, {"shadow": "x"}, {"expires": None}, {"timelimit": [None, 5]}]
+    for task_id, changed in zip(ids, odd, strict=True):
         send(broker, Raw(body, envelope("tests.plain", id=task_id, **changed)))
     wait_for(lambda: all(effects.count(task_id) == 1 for task_id in ids), 60, "they ran")
     assert outcomes.rows(LETTERS) == []

@@ -14,7 +14,7 @@ from tests.integration.scene import PLAIN, Scene, Worker
 GRACE_S, OFFER_S = 60.0, 30.0
 
 
-def parked(scene: Scene, worker: Worker, job_id: UUID, *, episode: int = 1, grace_s: float = GRACE_S) -> bool:
+def parked(worker: Worker, job_id: UUID, *, episode: int = 1, grace_s: float = GRACE_S) -> bool:
     """One delivery of the job at a worker that does not know it; whether it is rejected."""
     return park(worker.session, job_id, 1, episode, worker.worker_id, grace_s, OFFER_S)
 
@@ -36,9 +36,9 @@ def test_a_parked_job_keeps_state_and_debt(scene: Scene) -> None:
     worker, job_id = scene.worker(), scene.job()
     scene.sent(job_id)
     before = scene.debt(job_id)
-    assert not parked(scene, worker, job_id)
+    assert not parked(worker, job_id)
     first = scene.row(job_id)["parked_at"]
-    assert not parked(scene, worker, job_id)
+    assert not parked(worker, job_id)
     row = scene.row(job_id)
     assert (row["state"], row["attempt"], row["parked_at"]) == ("queued", 0, first)
     assert scene.debt(job_id) == before
@@ -47,11 +47,11 @@ def test_a_parked_job_keeps_state_and_debt(scene: Scene) -> None:
 
 def test_after_the_grace_it_is_quarantined_with_the_debt_of_its_trace(scene: Scene) -> None:
     worker, job_id = scene.worker(), scene.job()
-    parked(scene, worker, job_id)
+    parked(worker, job_id)
     waited(scene, job_id, GRACE_S - 5)
-    assert not parked(scene, worker, job_id)
+    assert not parked(worker, job_id)
     waited(scene, job_id, GRACE_S + 1)
-    assert parked(scene, worker, job_id)
+    assert parked(worker, job_id)
     row, debt = scene.row(job_id), scene.debt(job_id)
     assert (row["state"], row["cause"], row["episode"], row["failures"]) == ("quarantined", "unknown_type", 1, 0)
     assert debt is not None
@@ -61,21 +61,21 @@ def test_after_the_grace_it_is_quarantined_with_the_debt_of_its_trace(scene: Sce
 
 def test_its_other_deliveries_are_rejected_while_the_trace_is_owed(scene: Scene) -> None:
     worker, job_id = scene.worker(), scene.job()
-    parked(scene, worker, job_id)
+    parked(worker, job_id)
     waited(scene, job_id, GRACE_S + 1)
-    parked(scene, worker, job_id)
-    assert parked(scene, worker, job_id), "the redelivery after a crash before the reject"
-    assert not parked(scene, worker, job_id, episode=0), "a message of an older episode"
+    parked(worker, job_id)
+    assert parked(worker, job_id), "the redelivery after a crash before the reject"
+    assert not parked(worker, job_id, episode=0), "a message of an older episode"
     scene.ask("DELETE FROM outbox WHERE job_id = %s RETURNING 1", (str(job_id),))
-    assert not parked(scene, worker, job_id), "its dead letter is there"
+    assert not parked(worker, job_id), "its dead letter is there"
     assert len(scene.entries(job_id)) == 1
 
 
 def test_two_workers_at_the_end_of_the_grace_quarantine_once(scene: Scene) -> None:
     workers, job_id = [scene.worker(), scene.worker()], scene.job()
-    parked(scene, workers[0], job_id)
+    parked(workers[0], job_id)
     waited(scene, job_id, GRACE_S + 1)
-    calls: list[Any] = [lambda worker=worker: parked(scene, worker, job_id) for worker in workers]
+    calls: list[Any] = [lambda worker=worker: parked(worker, job_id) for worker in workers]
     assert scene.at_once(*calls) == [True, True]
     assert (scene.row(job_id)["episode"], len(scene.entries(job_id))) == (1, 1)
 
@@ -85,37 +85,37 @@ def test_a_type_that_a_live_worker_knows_waits_for_it(scene: Scene) -> None:
     teach(scene, newer, f"{PLAIN.name}@1")
     scene.sent(job_id, sends=9)
     scene.ask("UPDATE outbox SET due_at = clock_timestamp() + interval '15 min' RETURNING 1")
-    parked(scene, older, job_id)
+    parked(older, job_id)
     soon = "SELECT due_at < clock_timestamp() + make_interval(secs => %s) FROM outbox"
     assert scene.ask(soon, (OFFER_S + 1,)), "it is offered again soon"
     waited(scene, job_id, GRACE_S + 1)
-    assert not parked(scene, older, job_id)
+    assert not parked(older, job_id)
     assert scene.state(job_id) == "queued"
     scene.end_lease(newer)
-    assert parked(scene, older, job_id), "nobody who lives knows it"
+    assert parked(older, job_id), "nobody who lives knows it"
 
 
 def test_another_version_is_no_help(scene: Scene) -> None:
     older, newer, job_id = scene.worker(), scene.worker(), scene.job()
     teach(scene, newer, f"{PLAIN.name}@2", "scene.other@1")
-    parked(scene, older, job_id)
+    parked(older, job_id)
     waited(scene, job_id, GRACE_S + 1)
-    assert parked(scene, older, job_id)
+    assert parked(older, job_id)
 
 
 def test_a_claim_ends_the_waiting(scene: Scene) -> None:
     worker, job_id = scene.worker(), scene.job()
-    parked(scene, worker, job_id)
+    parked(worker, job_id)
     scene.ask("UPDATE jobs SET parked_at = NULL WHERE job_id = %s RETURNING 1", (str(job_id),))
-    assert not parked(scene, worker, job_id, grace_s=5)
+    assert not parked(worker, job_id, grace_s=5)
 
 
 @pytest.mark.parametrize("state", ["succeeded", "cancelled"])
 def test_a_finished_job_is_acknowledged(scene: Scene, state: str) -> None:
     worker, job_id = scene.worker(), scene.job()
     scene.change(job_id, state=state, finished_at="2026-01-01+00", result_key="k" if state == "succeeded" else None)
-    assert not parked(scene, worker, job_id)
+    assert not parked(worker, job_id)
 
 
 def test_a_message_of_a_job_that_is_not_there_is_rejected(scene: Scene) -> None:
-    assert parked(scene, scene.worker(), uuid4())
+    assert parked(scene.worker(), uuid4())

@@ -109,7 +109,7 @@ def test_two_sweepers_at_once_mend_each_job_once(scene: Scene) -> None:
         age(scene, job_id)
     untraced = [quarantined(scene) for _ in range(20)]
     sessions = [scene.connect(), scene.connect()]
-    mended = scene.at_once(*[lambda on=on: repair(on, AGE_S) for on in sessions])  # type: ignore[misc]
+    mended = scene.at_once(*[lambda on=on: repair(on, AGE_S) for on in sessions])
     mended.append(repair(scene.eyes, AGE_S))  # what one passed over because the other held it
     wanted = sorted(map(str, [*waiting, *untraced]))
     assert sorted(job_id for found in mended for job_id in found) == wanted
