@@ -44,4 +44,4 @@ def failing(job: Job, payload: Number) -> None:
     start(job)
     finish(job)
     if job.failures < payload.n:
-        raise ConnectionError("the other side is away")
+        raise ConnectionRefusedError("the other side is away")
