@@ -17,11 +17,14 @@ from sqlalchemy import Engine
 
 from app.errors import JobQuarantined
 from app.stack.ports import free_port
+from tests.faults.conftest import Court
 from tests.faults.effects import Effects
 from tests.faults.outcomes import Outcomes
+from tests.faults.traces import wait_both_traces
 from tests.nodes.marks import on_rabbitmq
 from tests.nodes.node import WorkerNode
 from tests.nodes.programs import Programs
+from tests.nodes.servers import BrokerNode
 from tests.nodes.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("settings")
@@ -81,7 +84,12 @@ def test_plain_and_durable_tasks_share_a_worker(
 
 @on_rabbitmq
 def test_a_plain_task_is_acknowledged_late(
-    outcomes: Outcomes, effects: Effects, start_worker: Any, send: Callable[..., list[str]], tmp_path: Path
+    broker: BrokerNode,
+    outcomes: Outcomes,
+    effects: Effects,
+    start_worker: Any,
+    send: Callable[..., list[str]],
+    tmp_path: Path,
 ) -> None:
     until = tmp_path / "go"
     first: WorkerNode = start_worker(APP)
@@ -94,30 +102,34 @@ def test_a_plain_task_is_acknowledged_late(
     until.touch()
     wait_for(lambda: effects.count(task) == 1, 30, "it is done")
     (failed,) = send("broken")
-    wait_for(lambda: dead_letters(outcomes), 30, "one that fails is kept, not acknowledged away")
-    assert [headers["id"] for headers in dead_letters(outcomes)] == [failed]
+    (letter,) = wait_for(lambda: dead_letters(outcomes), 30, "one that fails is kept, not acknowledged away")
+    assert (letter.headers["id"], letter.headers["task"]) == (failed, "tests.broken")
+    assert (letter.job_id, letter.episode, letter.reason) == (None, None, "foreign message")
+    assert bytes(letter.body).startswith(b"[[")
+    wait_for(lambda: broker.depth("quarantine") == 0, 30, "the intake has emptied the queue")
 
 
-def dead_letters(outcomes: Outcomes) -> list[dict[str, Any]]:
-    """Headers of what the intake has stored."""
-    return [row.headers for row in outcomes.rows("SELECT headers FROM dead_letters ORDER BY dead_letter_id")]
+def dead_letters(outcomes: Outcomes) -> list[Any]:
+    """What came through the dead-letter exchange and was stored."""
+    return outcomes.rows("SELECT job_id, episode, copy, headers, body, reason, source FROM dead_letters")
 
 
 @on_rabbitmq
 def test_a_failing_job_is_retried_and_succeeds_once(
-    plain_jobs: Any, outcomes: Outcomes, effects: Effects, start_worker: Any
+    broker: BrokerNode, plain_jobs: Any, outcomes: Outcomes, effects: Effects, start_worker: Any
 ) -> None:
     start_worker(APP)
     job = plain_jobs.failing.delay(n=1)
     assert job.get(timeout=60) is None
     assert (effects.starts(job.id), effects.count(job.id)) == (2, 1)
     assert outcomes.rows("SELECT state::text, failures, attempt FROM jobs") == [("succeeded", 1, 2)]
+    assert broker.depth("quarantine") == 0
     assert dead_letters(outcomes) == []
 
 
 @on_rabbitmq
 def test_a_job_that_fails_too_often_is_quarantined_with_both_traces(
-    plain_jobs: Any, outcomes: Outcomes, effects: Effects, start_worker: Any
+    broker: BrokerNode, plain_jobs: Any, outcomes: Outcomes, effects: Effects, court: Court, start_worker: Any
 ) -> None:
     start_worker(APP)
     job = plain_jobs.failing.delay(n=99)
@@ -131,12 +143,12 @@ def test_a_job_that_fails_too_often_is_quarantined_with_both_traces(
         job.get(timeout=60)
     assert job.state == "FAILURE"
     assert (effects.starts(job.id), effects.count(job.id)) == (3, 0)
-    wait_for(lambda: dead_letters(outcomes), 30, "its message came through the dead-letter exchange")
-    (headers,) = dead_letters(outcomes)
-    assert headers["id"] == job.id
-    assert headers["x-death"][0]["reason"] == "rejected"
-    entry = "SELECT cause, episode, dead_lettered_at IS NOT NULL FROM quarantine_entries WHERE job_id = :job_id"
-    assert outcomes.rows(entry, job_id=job.id) == [("attempts_spent", 1, True)]
+    traces = wait_both_traces(court, uuid.UUID(job.id))
+    assert (traces.cause, traces.attempt) == ("attempts_spent", 3)
+    (letter,) = dead_letters(outcomes)
+    assert (str(letter.job_id), letter.episode, letter.copy) == (job.id, 1, 1)
+    assert (letter.headers["id"], letter.headers["x-death"][0]["reason"]) == (job.id, "rejected")
+    wait_for(lambda: broker.depth("quarantine") == 0, 30, "the intake has emptied the queue")
     claims, retries = outcomes.events("claim", job.id), outcomes.events("retry", job.id)
     pauses_s = [(claims[n + 1].at - retry.at).total_seconds() for n, retry in enumerate(retries)]
     assert [len(claims), len(retries)] == [3, 2]
