@@ -153,7 +153,8 @@ class Life:
                 self.refuse(worker, self.delivery(which))
             case "park":
                 grace_s = 0 if which else 600
-                park(eyes, self.job_id, self.delivery(which).copy, worker.worker_id, grace_s, 30)
+                delivery = self.delivery(which)
+                park(eyes, self.job_id, delivery.copy, delivery.episode, worker.worker_id, grace_s, 30)
             case "dead letter" if self.messages:
                 self.bury(self.messages[which % len(self.messages)])
             case "cancel":
@@ -186,13 +187,13 @@ class Life:
         """The broker dead-lettered a message: it pays the trace of its own episode, and no other."""
         before, owed = self.scene.row(self.job_id), self.scene.owed(self.job_id)
         letter = DeadLetter(self.job_id, message.episode, message.copy, {}, {}, b"[]", "rejected")
-        stamped, again = dead_letters.store(self.scene.eyes, letter)
+        stamped, again = dead_letters.store(self.scene.eyes, letter, 0.0)
         pays = owed == f"trace {message.episode}"
         assert stamped is pays
         assert self.scene.owed(self.job_id) == (None if pays else owed)
         assert not again or before["state"] in (State.QUEUED, State.RETRY_WAIT)
         assert self.scene.row(self.job_id) == before, "a dead letter changes no job"
-        assert dead_letters.store(self.scene.eyes, letter)[0] is False
+        assert dead_letters.store(self.scene.eyes, letter, 0.0)[0] is False
 
     def end_atomic(self, what: str) -> None:
         assert self.begun is not None
