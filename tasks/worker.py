@@ -19,6 +19,7 @@ import click
 import psycopg2
 from amqp.exceptions import PreconditionFailed
 from celery import bootsteps, signals
+from celery.apps.worker import safe_say
 from celery.worker import state
 
 from app.clock import pause_s
@@ -110,25 +111,27 @@ def begin_to_leave(**_: Any) -> None:
     present.keeper.shared.leave()
     leavers.append(Leaver(settings().shutdown_grace_s))
     leavers[0].start()
-    catch_impatience(signal.SIGINT, signal.SIGQUIT)
 
 
-def catch_impatience(*numbers: int) -> None:
-    """Let these signals end the grace at once, in place of Celery's cold shutdown.
+def catch_signals() -> None:
+    """Let SIGINT mean what SIGTERM means, and SIGQUIT or a second SIGINT end the grace: Celery's cold shutdown hangs.
 
     That one cancels the requests and then waits in the signal's handler for the children, who wait for their jobs.
+    Celery puts it in place as soon as it has heard a first SIGINT, so that one must be ours too.
     """
 
-    def leave_at_once(*_: Any) -> None:
+    def on_signal(number: int, _frame: FrameType | None) -> None:
         if billiard.current_process().name != "MainProcess":
             return
         begin_to_leave()
-        leavers[0].hurry()
+        if number == signal.SIGQUIT:
+            leavers[0].hurry()
+        safe_say("worker: Warm shutdown (MainProcess); Ctrl-C again takes running jobs back at once", sys.__stdout__)
         state.should_stop = state.should_stop or 0
 
     if threading.current_thread() is threading.main_thread():
-        for number in numbers:
-            signal.signal(number, leave_at_once)
+        signal.signal(signal.SIGINT, on_signal)
+        signal.signal(signal.SIGQUIT, on_signal)
 
 
 @signals.worker_shutdown.connect
@@ -163,7 +166,7 @@ class DurableServices(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Start keeper, journal, reaper, sweeper and relay."""
         services().start(self._with_relay)
-        catch_impatience(signal.SIGQUIT)
+        catch_signals()
         if getattr(parent, "hub", None) is not None and hasattr(parent.pool, "maintain_pool"):
             notice_dead_children(parent.hub, parent.pool.maintain_pool)
 

@@ -38,19 +38,14 @@ def test_c26_cancelled_stays_cancelled(
     """Its message is in the broker already, the worker that heard of the cancel is gone, and it comes once more."""
     relay = start_relay()
     revoked = jobs.leased_effect.delay(n=1)
-    wait_for(lambda: broker.depth("jobs") == 1, 30, "its message waits")
+    court.wait_case(revoked.id, lambda case: case.count("published"), "its message waits")
     revoked.revoke()
     relay.sigkill()
     with Connection(broker.url) as connection:
         channel = connection.default_channel
-        message = channel.basic_get("jobs")
+        message = wait_for(lambda: channel.basic_get("jobs"), 10, "its message")
         for _ in range(2):
-            channel.basic_publish_confirm(
-                channel.prepare_message(message.body, headers=message.headers, properties=message.properties),
-                exchange="jobs",
-                routing_key="jobs",
-            )
-        message.requeue()
+            channel.basic_publish(message, exchange="jobs", routing_key="jobs")
     first = start_worker(APP, options=QUICK)
     court.wait_case(revoked.id, lambda case: len(case.events("received")) == 3, "three messages find it cancelled")
     first.terminate(30)

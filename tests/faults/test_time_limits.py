@@ -91,7 +91,7 @@ def test_c06_soft_time_limit_strikes_at_the_end(
     for parked in struck.values():
         (tmp_path / f"go-{parked}").touch()
     found = court.wait_succeeded([*struck.values(), blocked])
-    assert [effects.count(str(job_id)) for job_id in (*struck.values(), blocked)] == [1] * (len(kinds) + 1)
+    assert [effects.count(name) for name in (*map(str, struck.values()), blocked)] == [1] * (len(kinds) + 1)
     assert {name: (found[job_id].failures, found[job_id].crashes) for name, job_id in struck.items()} == {
         f"{mode} {how}": (int(how == "fail"), 0) for mode, how in kinds
     }

@@ -70,12 +70,11 @@ def test_same_key_runs_once(scene: Scene, edges: Any) -> None:
     assert effects(scene, first.id, "start") == 1
 
 
-def test_submit_in_a_session_waits_for_a_worker(scene: Scene, edges: Any) -> None:
-    """It exists when the caller commits, so it cannot have run before."""
-    with Session(session.engine(scene.url)) as mine:
-        job = edges.text_job.submit(mine, text="abc")
-        mine.commit()
-    assert scene.state(job.job_id) == "queued"
+def test_submit_in_a_session_is_refused(scene: Scene, edges: Any) -> None:
+    """It exists when the caller commits, so it cannot run before."""
+    with Session(session.engine(scene.url)) as mine, pytest.raises(UnsupportedOption, match="always_eager"):
+        edges.text_job.submit(mine, text="abc")
+    assert scene.ask("SELECT count(*) FROM jobs") == 0
 
 
 def test_its_lease_is_given_back(scene: Scene, edges: Any) -> None:
