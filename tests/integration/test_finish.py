@@ -174,7 +174,7 @@ def test_the_clean_path_journals_the_whole_attempt_in_one_commit(scene: Scene, a
     assert effects(scene) == (1 if arrow is succeed else 0)
     assert scene.journal(job_id)[:3] == ["submit", "received", "claim"]
     assert arrow.__name__ in scene.journal(job_id)
-    assert scene.owed(job_id) == {succeed: None, retry: "wake 1", quarantine: "trace 1"}[arrow]
+    assert scene.owed(job_id) == {"succeed": None, "retry": "wake 1", "quarantine": "trace 1"}[arrow.__name__]
 
 
 def test_a_quarantine_of_the_clean_path_makes_the_debt_of_the_job_that_of_its_trace(scene: Scene) -> None:
