@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from app.errors import JobQuarantined
+from app.errors import JobQuarantined, UnsupportedOption
 from db import session
 from tests.integration.scene import Scene
 
