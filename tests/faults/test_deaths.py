@@ -25,6 +25,9 @@ WITH job AS (
     INSERT INTO outbox (job_id, queue, type, schema_version, priority, correlation_id, episode)
     SELECT job_id, queue, type, schema_version, priority, correlation_id, episode + 1 FROM job
     ON CONFLICT (job_id) DO UPDATE SET kind = 'wake', episode = excluded.episode, due_at = excluded.due_at, sends = 0
+), closed AS (
+    UPDATE quarantine_entries entry SET closed_at = clock_timestamp()
+      FROM job WHERE entry.job_id = job.job_id AND closed_at IS NULL
 )
 INSERT INTO job_events (job_id, event) SELECT job_id, 'replay' FROM job
 """
