@@ -40,7 +40,7 @@ from app.claim import (
 )
 from app.clock import boottime_s, pause_s
 from app.errors import DeadsureError, LeaseLost, TransientError, UnrecoverableError
-from app.failures import Decision, History, decide
+from app.failures import Decision, History, account, decide
 from app.job_types import JobType, find
 from app.journal import log
 from app.json_text import to_json
@@ -116,7 +116,7 @@ class Job:
         self.connection: PgConnection = seat.connection()
         self._seat, self._worker_id, self._type = seat, worker_id, job_type
         self._session: JobSession | None = None
-        self._cancel_asked_at = 0.0
+        self._cancel_asked_at, self._cancel_requested = 0.0, False
 
     @property
     def session(self) -> JobSession:
@@ -141,27 +141,39 @@ class Job:
 
     @property
     def cancel_requested(self) -> bool:
-        """Whether somebody asked to cancel this running job; looked up at most once a second."""
+        """Whether somebody asked to cancel this running job; looked up once a second until it is so."""
         now = boottime_s()
-        if now - self._cancel_asked_at < CANCEL_LOOK_S:
-            return False
-        self._cancel_asked_at = now
-        row = one(self._seat.ledger(), CANCEL_REQUESTED, {"job_id": str(self.job_id)})
-        return bool(row and row[0])
+        if not self._cancel_requested and now - self._cancel_asked_at >= CANCEL_LOOK_S:
+            self._cancel_asked_at = now
+            with suppress(psycopg2.Error, DatabaseAway):
+                row = one(self._seat.ledger(), CANCEL_REQUESTED, {"job_id": str(self.job_id)})
+                self._cancel_requested = bool(row and row[0])
+        return self._cancel_requested
 
     def stop(self) -> NoReturn:
         """End this attempt in order: the job goes back to the queue (or is cancelled) and no budget is spent."""
         raise StoppedEarly("the handler stopped when it was asked to")
 
     def checkpoint(self, cursor: Any) -> None:
-        """Save a cursor (JSON) at once, for the next attempt to read. Raises LeaseLost when the job is not ours."""
+        """Save a cursor (JSON) at once, for the next attempt to read; holds while the database is away.
+
+        Raises LeaseLost when the job is not ours.
+        """
         values = {
             "job_id": str(self.job_id),
             "attempt": self.attempt,
             "worker_id": str(self._worker_id),
             "cursor": to_json(cursor),
         }
-        if one(self._seat.ledger(), CHECKPOINT, values) is None:
+        tries = 0
+        while True:
+            try:
+                saved = one(self._seat.ledger(), CHECKPOINT, values)
+                break
+            except (psycopg2.OperationalError, psycopg2.InterfaceError, DatabaseAway):
+                time.sleep(pause_s(tries))
+                tries += 1
+        if saved is None:
             raise LeaseLost(f"job {self.job_id}: attempt {self.attempt} no longer owns the job; no cursor was saved")
         self.cursor = cursor
 
@@ -192,7 +204,20 @@ class Job:
             risk_repeat=self._type.on_uncertain == "retry",
         )
         before, self.may_repeat = self.may_repeat, self.may_repeat or takes_key or self._type.check is not None
-        answer = caller.call(name, function, takes_key=takes_key)
+
+        def interruptible(key: str) -> Any:
+            inner = uninterrupted.set(False)
+            try:
+                return function(key)
+            finally:
+                uninterrupted.reset(inner)
+
+        # A soft time limit may strike in the call, never between its answer and the ledger.
+        outer = uninterrupted.set(True)
+        try:
+            answer = caller.call(name, interruptible, takes_key=takes_key)
+        finally:
+            uninterrupted.reset(outer)
         self.may_repeat = before
         return answer
 
@@ -285,10 +310,10 @@ def hold(seat: Seat, delivery: Delivery, job_type: JobType) -> Ending:
             seat.drop()
             reruns += isinstance(outage, RunAgain) and seat.reachable()
         except Exception as error:  # noqa: BLE001
-            log.exception(
+            log.error(
                 "attempt.broken",
                 job_id=str(delivery.job_id),
-                error=type(error).__name__,
+                reason=account(error)[0],
                 consequence="the delivery is held and tried again",
             )
             seat.drop()

@@ -33,6 +33,7 @@ from app.failures import proves_nothing_happened
 from app.journal import log
 from app.json_text import to_json
 from app.seat import DatabaseAway, noticing_outage
+from app.sweep import CHILD_DIED, HARD_LIMIT
 from db.session import one
 
 START = """
@@ -42,11 +43,12 @@ SELECT job_id, %(name)s, attempt, %(key)s FROM jobs
 ON CONFLICT (job_id, name) DO NOTHING
 RETURNING 1
 """
+SEEN_DEAD = [f"killed: {CHILD_DIED}%", f"killed: {HARD_LIMIT}%"]
 EARLIER = """
 SELECT effects.status, effects.result, effects.attempt,
        EXISTS (SELECT FROM job_events ended
                 WHERE ended.job_id = effects.job_id AND ended.attempt = effects.attempt
-                  AND (event IN ('retry', 'quarantine', 'release') OR event = 'expire' AND reason LIKE 'killed:%%'))
+                  AND (event IN ('retry', 'quarantine', 'release') OR event = 'expire' AND reason LIKE ANY (%(seen)s)))
   FROM effects JOIN jobs USING (job_id)
  WHERE job_id = %(job_id)s AND name = %(name)s
    AND state = 'running' AND jobs.attempt = %(attempt)s AND worker_id = %(worker_id)s
@@ -200,6 +202,7 @@ class Caller:
             "attempt": self.attempt,
             "worker_id": str(self.worker_id),
             "name": name,
+            "seen": SEEN_DEAD,
             "key": f"{self.job_id}:{name}",
         }
 

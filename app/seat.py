@@ -79,6 +79,7 @@ class Seat:
                 poolclass=StaticPool,
                 isolation_level="AUTOCOMMIT",
                 pool_reset_on_return=None,
+                hide_parameters=True,  # what is logged of an error must quote no payload
             )
             with noticing_outage(main):
                 self._engine.connect().close()

@@ -105,7 +105,7 @@ class Settings:
         try:
             return checked(self.database_url)
         except DatabaseUrlError as error:
-            raise ConfigurationError(str(error)) from error
+            raise ConfigurationError(str(error)) from None
 
     def need_broker(self) -> str:
         """The broker URL; raises ConfigurationError with the next step when it is missing or unknown."""

@@ -37,7 +37,7 @@ JOB_COLUMNS = (
     "finished_at",
 )
 JOB = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE job_id = %s"
-DEBT_COLUMNS = ("sends", "due_at", "sent_at", "returned_at", "returned_reason")
+DEBT_COLUMNS = ("kind", "sends", "due_at", "sent_at", "returned_at", "returned_reason")
 DEBT = f"SELECT {', '.join(DEBT_COLUMNS)} FROM outbox WHERE job_id = %s"
 EVENT_COLUMNS = (
     "at",

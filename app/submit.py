@@ -12,7 +12,7 @@ import json
 import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -32,8 +32,8 @@ from app.job_types import JobType
 from app.json_text import to_json
 from app.settings import settings
 from app.states import State
-from db.session import autocommit_pool, one, rows
-from db.watchdog import bounded
+from db.pooled import with_pooled
+from db.session import one, rows
 
 NAMESPACE = uuid.UUID("6f2a9df0-6f7b-5d0c-9d55-0d5ead5a4e00")
 CHANNEL = "deadsure_outbox"
@@ -193,6 +193,10 @@ def prepare(
         raise ValueError(f"{job_type.name}: expires={expires.isoformat()} has no time zone")
     if key is not None and (not key or "\0" in key or len(key) > KEY_LIMIT):
         raise ValueError(f"{job_type.name}: idempotency_key must be 1 to {KEY_LIMIT} characters, without NUL")
+    if key is not None and job_id is not None:
+        raise ValueError(
+            f"{job_type.name}: a task_id and an idempotency key exclude each other; the key makes the job's id"
+        )
     text, digest = encode(payload)
     return NewJob(
         job_type=job_type,
@@ -217,26 +221,14 @@ def alone(job: NewJob) -> Submitted:
     A broken connection is tried once more: the identity is fixed, so the second try finds what the first one wrote.
     Raises psycopg2.OperationalError when the database is away, IdempotencyConflict when the key is taken.
     """
-    pool = autocommit_pool(settings().need_database(), settings().submit_timeout_s)
-    for last_try in (False, True):
-        with closing(pool.raw_connection()) as borrowed:
-            connection = borrowed.driver_connection
-            assert isinstance(connection, PgConnection)
-            try:
-                with bounded(connection, settings().submit_timeout_s):
-                    row = one(connection, ALONE, parameters([job]))
-                    if row and row[0] == "1":
-                        return Submitted(job.job_id, created=True, state=State.QUEUED)
-                    return settle(job, existing(partial(rows, connection), [job]))
-            except (psycopg2.OperationalError, psycopg2.InterfaceError):
-                borrowed.invalidate()
-                pool.dispose()  # what broke one connection has broken its neighbours
-                if last_try:
-                    raise
-            except psycopg2.Error:
-                borrowed.invalidate()
-                raise
-    raise AssertionError("unreachable")
+
+    def write(connection: PgConnection) -> Submitted:
+        row = one(connection, ALONE, parameters([job]))
+        if row and row[0] == "1":
+            return Submitted(job.job_id, created=True, state=State.QUEUED)
+        return settle(job, existing(partial(rows, connection), [job]))
+
+    return with_pooled(settings().need_database(), settings().submit_timeout_s, write)
 
 
 def within(run: Run, jobs: Sequence[NewJob]) -> list[Submitted]:
@@ -285,18 +277,8 @@ def forget_after_rollback(session: Session) -> None:
 
 def wake() -> None:
     """Wake the relays. Best effort: without it they look by themselves within `poll_s`."""
-    try:
-        pool = autocommit_pool(settings().need_database(), settings().submit_timeout_s)
-        with closing(pool.raw_connection()) as borrowed:
-            connection = borrowed.driver_connection
-            assert isinstance(connection, PgConnection)
-            try:
-                with bounded(connection, settings().submit_timeout_s):
-                    rows(connection, NOTIFY)
-            except psycopg2.Error:
-                borrowed.invalidate()
-    except (psycopg2.Error, SQLAlchemyError):
-        return
+    with suppress(psycopg2.Error, SQLAlchemyError):
+        with_pooled(settings().need_database(), settings().submit_timeout_s, lambda found: rows(found, NOTIFY))
 
 
 def pages(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:

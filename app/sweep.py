@@ -24,6 +24,9 @@ from app.journal import log
 from db.session import one, rows
 
 HINT_GAP_S = 1.0
+# What a worker's main process has seen itself: the ledger takes these for proof that an attempt can no longer act.
+CHILD_DIED = "the child process died"
+HARD_LIMIT = "the handler ran into its hard time limit"
 PAGE = 500
 
 LOCK_IS_MISSING = """

@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg2
 from psycopg2.extensions import connection as PgConnection
@@ -47,10 +46,10 @@ def check_url(url: str) -> str:
     """Return `url` when it names psycopg2; raises DatabaseUrlError that says what to write instead."""
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:
+    except (ArgumentError, ValueError):
         raise DatabaseUrlError(
             f"DATABASE_URL cannot be read; write {DRIVER}://user:password@host:port/database"
-        ) from error
+        ) from None
     if parsed.drivername != DRIVER:
         raise DatabaseUrlError(
             f"DATABASE_URL names the driver {parsed.drivername!r}; write {DRIVER}://… "
@@ -64,7 +63,9 @@ def engine(url: str) -> Engine:
     key = (os.getpid(), url)
     with _lock:
         if key not in _engines:
-            _engines[key] = create_engine(check_url(url), connect_args=SOCKET_OPTIONS, pool_pre_ping=True, pool_size=2)
+            _engines[key] = create_engine(
+                check_url(url), connect_args=SOCKET_OPTIONS, pool_pre_ping=True, pool_size=2, hide_parameters=True
+            )
         return _engines[key]
 
 
@@ -79,12 +80,19 @@ def autocommit_pool(url: str, statement_timeout_s: float) -> Engine:
                 connect_args={
                     **SOCKET_OPTIONS,
                     "application_name": "deadsure submit",
-                    "options": f"-c statement_timeout={int(statement_timeout_s * 1000)}",
+                    "options": f"{own_options(url)} -c statement_timeout={int(statement_timeout_s * 1000)}".strip(),
                 },
+                hide_parameters=True,
                 pool_reset_on_return=None,
                 pool_timeout=statement_timeout_s,
             )
         return _engines[key]
+
+
+def own_options(url: str) -> str:
+    """The server options that the URL itself names; ours are added to them."""
+    found = make_url(url).query.get("options", "")
+    return found if isinstance(found, str) else " ".join(found)
 
 
 def dsn(url: str) -> str:
@@ -102,10 +110,7 @@ def connect(url: str, application_name: str = "deadsure", statement_timeout_s: f
     if statement_timeout_s is not None:
         options += f" -c statement_timeout={int(statement_timeout_s * 1000)}"
     settings = dict(SOCKET_OPTIONS)
-    if "options=" in (urlsplit(dsn(url)).query or ""):
-        options = ""
-    if options:
-        settings["options"] = options
+    settings["options"] = f"{own_options(url)} {options}".strip()
     connection: PgConnection = psycopg2.connect(dsn(url), application_name=application_name, **settings)
     connection.autocommit = True
     with _lock:

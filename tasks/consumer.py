@@ -98,7 +98,7 @@ class DurableConsumer(Consumer):
             )
             return Settle.REJECT if over else Settle.ACK
 
-        services().settler.put(work, partial(self.settle, message))
+        services().settler.put(work, partial(self.settle, message), on_bug=Settle.REJECT)
 
     def adopt(self, message: Message, job_type: JobType) -> None:
         """Make a job of a foreign message, or dead-letter it with the reason."""
@@ -125,7 +125,7 @@ class DurableConsumer(Consumer):
             log.info("message.adopted", job_id=str(job_id), task_id=task_id, type=job_type.name)
             return Settle.ACK
 
-        services().settler.put(work, partial(self.settle, message))
+        services().settler.put(work, partial(self.settle, message), on_bug=Settle.REJECT)
 
     def dead_letter(self, message: Message, reason: str) -> None:
         """Send the message through the dead-letter exchange (or publish its copy where there is none)."""

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from contextlib import closing
 from typing import Any
 
 from celery.app.control import Control
-from psycopg2.extensions import connection as PgConnection
 
 from app.cancel import Cancelled, cancel
 from app.journal import log
 from app.settings import settings
-from db.session import autocommit_pool
+from db.pooled import with_pooled
 from tasks.inspection import is_uuid
 
 
@@ -37,15 +35,11 @@ class JobControl(Control):
         """Cancel the job with this id; False when it is none of ours."""
         if not is_uuid(task_id) or not settings().database_url:
             return False
-        pool = autocommit_pool(settings().need_database(), settings().submit_timeout_s)
-        with closing(pool.raw_connection()) as borrowed:
-            connection = borrowed.driver_connection
-            assert isinstance(connection, PgConnection)
-            try:
-                answer = cancel(connection, uuid.UUID(task_id), reason="revoked")
-            except Exception:
-                borrowed.invalidate()
-                raise
+        answer = with_pooled(
+            settings().need_database(),
+            settings().submit_timeout_s,
+            lambda connection: cancel(connection, uuid.UUID(task_id), reason="revoked"),
+        )
         if answer is not Cancelled.UNKNOWN:
             log.info("job.revoked", job_id=task_id, answer=answer.value)
         return answer is not Cancelled.UNKNOWN

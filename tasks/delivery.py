@@ -5,22 +5,26 @@ No database work here: it would block acknowledgements and heartbeats. What need
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
+from contextlib import suppress
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
-from celery.exceptions import Terminated, WorkerLostError
+from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
 from kombu.message import Message
 from psycopg2.extensions import connection as PgConnection
 
 from app.claim import Delivery
+from app.job_types import REGISTRY
 from app.journal import log
 from app.release import release
 from app.settings import settings
-from app.sweep import expire_child
-from tasks.headers import COPY, EPISODE, TAG
+from app.sweep import CHILD_DIED, HARD_LIMIT, expire_child
+from tasks.headers import COPY, EPISODE, TAG, VERSION
 from tasks.services import services
 from tasks.settler import Settle
 
@@ -48,14 +52,19 @@ class DurableRequest(Request):
     def __init__(self, message: Message, **options: Any) -> None:
         super().__init__(message, **options)
         self._request_dict[TAG] = str(message.delivery_tag)
+        known = REGISTRY.get((self.name, self._request_dict.get(VERSION)))
+        if known is not None:
+            self.time_limits = (known.time_limit_s, known.soft_time_limit_s)
 
     def on_failure(self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """A dead child is reported; what a handler raised was settled by its arrow already."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
+        if isinstance(error, TimeLimitExceeded):
+            return None  # `on_timeout` follows, and deals with it
         if isinstance(error, LOST):
-            return self.on_lost("the child process died while the handler ran")
+            return self.on_lost(f"{CHILD_DIED} while the handler ran")
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -63,7 +72,11 @@ class DurableRequest(Request):
         if soft:
             super().on_timeout(soft, timeout)
         else:
-            self.on_lost(f"the handler ran into its hard time limit of {timeout:g} s")
+            # Billiard would kill the child only after this: the job must not be free while its handler still runs.
+            if self.worker_pid and self.worker_pid != os.getpid():
+                with suppress(ProcessLookupError):
+                    os.kill(self.worker_pid, signal.SIGKILL)
+            self.on_lost(f"{HARD_LIMIT} of {timeout:g} s")
 
     def on_lost(self, reason: str) -> None:
         """Hand the job of a dead child to the settler.

@@ -18,10 +18,12 @@ from app.attempt import Handler, Settlement
 from app.errors import TransientError, UnsupportedOption
 from app.failures import Classifier, Failure, known
 from app.job_types import JobType, find, register
+from app.settings import settings
 from app.submit import NewJob, Submitted
 from tasks import eager
 from tasks.application import app
 from tasks.delivery import delivery_of
+from tasks.headers import VERSION
 from tasks.services import seat
 from tasks.topology import work_queue
 
@@ -43,7 +45,8 @@ class DurableTask(Task):
         """Run one attempt for the delivery at hand; Celery settles it after the result is durable."""
         if self.request.called_directly:
             raise UnsupportedOption(f"{self.name}: a durable task is not called directly; use .delay() or .submit()")
-        ending = attempt.run(seat(), delivery_of(self.request), self.job_type)
+        job_type = find(self.name, self.request.get(VERSION))
+        ending = attempt.run(seat(), delivery_of(self.request), job_type)
         match ending.settlement:
             case Settlement.SUCCEEDED:
                 return ending.result_key  # the result itself stays in the job row, out of logs and events
@@ -259,6 +262,8 @@ def durable(
 
     def wrap(handler: Handler) -> DurableTask:
         attempt.HANDLERS[job_type.name, job_type.version] = handler
+        if job_type.queue not in app.amqp.queues:
+            app.amqp.queues.add(work_queue(job_type.queue, settings().broker_is_amqp or not settings().broker_url))
         known: DurableTask | None = app.tasks.get(name)
         if known is not None:
             if job_type.version > known.job_type.version:
@@ -276,10 +281,6 @@ def durable(
                 "__doc__": handler.__doc__,
             },
         )()
-        if job_type.queue not in app.amqp.queues:
-            app.amqp.queues.add(
-                work_queue(job_type.queue, app.conf.broker_url is None or str(app.conf.broker_url).startswith("amqp"))
-            )
         registered: DurableTask = app.register_task(task)
         return registered
 

@@ -148,14 +148,23 @@ def number(value: Any) -> int | None:
 
 def publish_copy(broker: Connection, message: Message) -> None:
     """Put a copy into the quarantine queue of a broker that has no dead-letter exchange. Raises its errors."""
-    quarantine = quarantine_queue(amqp=False)
+    body, content_type, content_encoding = message.body, message.content_type, message.content_encoding
+    if not publishable(body):
+        body, content_type, content_encoding = raw(body), "application/octet-stream", "binary"
     Producer(broker.default_channel).publish(
-        message.body,
+        body,
         exchange=DEAD_LETTER_EXCHANGE,
         routing_key=QUARANTINE_QUEUE,
-        declare=[quarantine],
+        declare=[quarantine_queue(amqp=False)],
         headers={**message.headers, SOURCE: "task layer"},
-        content_type=message.content_type,
-        content_encoding=message.content_encoding,
+        content_type=content_type,
+        content_encoding=content_encoding,
         serializer=None,
     )
+
+
+def publishable(body: Any) -> bool:
+    """Whether kombu can publish the body as it came: bytes, or text that is UTF-8."""
+    if isinstance(body, str):
+        return body.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in body)
+    return isinstance(body, bytes)

@@ -49,5 +49,7 @@ def running() -> list[DurableRequest]:
     return [
         request
         for request in tuple(state.active_requests)
-        if isinstance(request, DurableRequest) and request.worker_pid and not request.reported_lost
+        if isinstance(request, DurableRequest)
+        and request.worker_pid not in (None, os.getpid())  # a pool of threads: nobody but us could be killed
+        and not request.reported_lost
     ]

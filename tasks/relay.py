@@ -78,11 +78,14 @@ class Relay(threading.Thread):
                     consequence="debts wait in the database; connecting again",
                 )
                 self._pause(database=isinstance(error, psycopg2.Error))
-        self._drop(database=True)
+        self._drop(database=True, broker=True)
 
     def _pause(self, *, database: bool) -> None:
-        """Drop the connections that broke and wait, longer each time in a row."""
-        self._drop(database=database)
+        """Drop the connection that broke and wait, longer each time in a row.
+
+        An outage of the database is none of the broker's: connecting again there would look like a loss of messages.
+        """
+        self._drop(database=database, broker=not database)
         self._sleep(pause_s(self._tries, 0.1, 5.0))
         self._tries += 1
 
@@ -186,8 +189,8 @@ class Relay(threading.Thread):
             self._database.poll()
         return number in ready
 
-    def _drop(self, database: bool) -> None:
-        if self._publisher is not None:
+    def _drop(self, *, database: bool, broker: bool) -> None:
+        if broker and self._publisher is not None:
             self._publisher.close()
             self._publisher = None
         if database and self._database is not None:

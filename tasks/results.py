@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
-import psycopg2
 from celery import states
 from celery.backends.base import Backend, SyncBackendMixin
 from celery.exceptions import TimeoutError as CeleryTimeoutError
-from psycopg2.extensions import connection as PgConnection
 
 from app.errors import JobCancelled, JobQuarantined, UnsupportedOption
 from app.settings import settings
 from app.states import State
-from db.session import Row, autocommit_pool, one
-from db.watchdog import bounded
+from db.pooled import with_pooled
+from db.session import Row, one
+from tasks.inspection import is_uuid
 
 READ = """
 WITH asked AS (
@@ -104,32 +102,13 @@ class JobResults(SyncBackendMixin, Backend):
         self.ensure_chords_allowed()
 
     def forget(self, task_id: str) -> None:
-        """Refused: a job's record is evidence; `deadsure prune` removes it by age."""
-        raise UnsupportedOption(f"job {task_id}: its record is kept until `deadsure prune` removes it")
+        """Refused: a job's record is evidence, and is not dropped by a reader."""
+        raise UnsupportedOption(f"job {task_id}: its record is kept; forget() is not supported on a durable task")
 
 
 def read(task_id: str) -> Row | None:
-    """The row of READ. A broken connection is tried once more: reading twice changes nothing."""
-    pool = autocommit_pool(settings().need_database(), settings().submit_timeout_s)
-    for last_try in (False, True):
-        with closing(pool.raw_connection()) as borrowed:
-            connection = borrowed.driver_connection
-            assert isinstance(connection, PgConnection)
-            try:
-                with bounded(connection, settings().submit_timeout_s):
-                    return one(connection, READ, {"job_id": task_id})
-            except psycopg2.Error:
-                borrowed.invalidate()
-                pool.dispose()
-                if last_try:
-                    raise
-    raise AssertionError("unreachable")
-
-
-def is_uuid(text: str) -> bool:
-    """Whether `text` can be a job id at all."""
-    try:
-        uuid.UUID(text)
-    except ValueError:
-        return False
-    return True
+    """The row of READ."""
+    values = {"job_id": str(uuid.UUID(task_id))}
+    return with_pooled(
+        settings().need_database(), settings().submit_timeout_s, lambda connection: one(connection, READ, values)
+    )

@@ -36,7 +36,10 @@ class Services:
         self.relay: Relay | None = None
         self.intake: Intake | None = None
         self.sweeper: SweeperThread | None = None
+        self.undertaker = Settler(settings().need_database())  # waits for the broker: not in the settler's way
         self._quarantine: Connection | None = None
+        broker = Connection(settings().need_broker())
+        self.broker_errors = (*broker.connection_errors, *broker.channel_errors, OSError)
 
     def start(self, with_relay: bool) -> None:
         """Start the threads; the pool has forked."""
@@ -44,13 +47,29 @@ class Services:
             self.relay = Relay(settings(), self.journal, queues())
             self.intake = Intake(settings())
         self.sweeper = SweeperThread(settings(), self._on_workers_lost)
-        for thread in (self.keeper, self.journal, self.settler, self.relay, self.intake, self.sweeper):
+        for thread in (
+            self.keeper,
+            self.journal,
+            self.settler,
+            self.undertaker,
+            self.relay,
+            self.intake,
+            self.sweeper,
+        ):
             if thread is not None:
                 thread.start()
 
     def stop(self) -> None:
         """Stop in the order in which they need each other; the lease last."""
-        for thread in (self.relay, self.intake, self.sweeper, self.settler, self.journal, self.keeper):
+        for thread in (
+            self.relay,
+            self.intake,
+            self.sweeper,
+            self.settler,
+            self.undertaker,
+            self.journal,
+            self.keeper,
+        ):
             if thread is not None:
                 thread.stop()
 
@@ -62,7 +81,7 @@ class Services:
                 if self._quarantine is None:
                     self._quarantine = Connection(settings().need_broker(), connect_timeout=5)
                 publish_copy(self._quarantine, message)
-            except Exception as error:
+            except self.broker_errors as error:
                 if self._quarantine is not None:
                     with suppress(Exception):
                         self._quarantine.release()
@@ -70,7 +89,7 @@ class Services:
                 raise TryAgain(type(error).__name__) from error
             return Settle.ACK
 
-        self.settler.put(work, lambda _answer: acknowledge())
+        self.undertaker.put(work, lambda _answer: acknowledge())
 
     def _on_workers_lost(self, swept: Swept) -> None:
         if self.relay is not None and keeps_messages(swept, settings()):

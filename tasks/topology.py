@@ -49,5 +49,5 @@ def quarantine_queue(amqp: bool) -> Queue:
 
 
 def task_queues(amqp: bool) -> list[Queue]:
-    """The queues that a worker consumes by default; `-Q` chooses others, which `add_queue` made known."""
+    """The queues that a worker consumes by default; `-Q` chooses others, which the job types make known."""
     return [work_queue(WORK_QUEUE, amqp)]

@@ -1,4 +1,4 @@
-"""What runs beside Celery in a worker: lease, journal, sweeper, reaper, relay. Main process unless said otherwise.
+"""What runs beside Celery in a worker: lease, journal, settler, sweeper, relay, intake. In its main process.
 
 Order at start: the schema is checked and the lease registered before the pool forks, so that every child knows its
 worker; threads start after the fork. Order at the end: the pool has stopped before the lease is given back.
@@ -164,7 +164,7 @@ class DurableServices(bootsteps.StartStopStep):
         self._with_relay = not without_relay
 
     def start(self, parent: Any) -> None:
-        """Start keeper, journal, reaper, sweeper and relay."""
+        """Start the services' threads."""
         services().start(self._with_relay)
         catch_signals()
         if getattr(parent, "hub", None) is not None and hasattr(parent.pool, "maintain_pool"):
@@ -177,6 +177,6 @@ app.user_options["worker"].add(
     click.Option(
         ["--without-relay"],
         is_flag=True,
-        help="Run no relay in this worker; run `deadsure relay` elsewhere.",
+        help="Run neither relay nor intake in this worker; run `deadsure relay` elsewhere.",
     )
 )
