@@ -17,7 +17,7 @@ from app.errors import LeaseLost, TransientError, UncertainEffect, UncertainErro
 from app.finish import Holder
 from app.release import release
 from app.seat import DatabaseAway
-from app.sweep import Sweeper, expire_child
+from app.sweep import CHILD_DIED, Sweeper, expire_child, expire_redelivered
 from db.session import rows
 from tests.integration.scene import Background, Scene, Worker
 from tests.nodes.waiting import wait_for
@@ -90,7 +90,13 @@ class Attempts:
         finish.retry(self.worker.session, self.holder, 0.0, "transient", "x", in_transaction=False)
 
     def child_dies(self) -> None:
-        assert expire_child(self.scene.eyes, self.job_id, self.worker.worker_id, self.worker.pid, "died") == "queued"
+        seen = (self.job_id, self.worker.worker_id, self.worker.pid, CHILD_DIED)
+        assert expire_child(self.scene.eyes, *seen) == "queued"
+
+    def session_is_gone(self) -> None:
+        """A hint that may free the job: the process may still be in its call."""
+        self.scene.end_session(self.worker)
+        assert expire_redelivered(self.scene.eyes, self.job_id)
 
     def released(self) -> None:
         assert release(self.scene.eyes, self.job_id, self.worker.worker_id, self.worker.pid, "leaves") is not None
@@ -312,9 +318,10 @@ def test_not_done_is_believed_once_the_old_owner_cannot_act(attempts: Attempts, 
     assert attempts.status == ("finished", 2)
 
 
-def test_not_done_is_not_believed_while_the_old_owner_may_only_be_frozen(attempts: Attempts) -> None:
+@pytest.mark.parametrize("end", ["stalls", "session_is_gone"])
+def test_not_done_is_not_believed_while_the_old_owner_may_only_be_frozen(attempts: Attempts, end: str) -> None:
     """H11: it would make its call after the answer was given."""
-    attempts.killed_in_the_call(attempts.stalls)
+    attempts.killed_in_the_call(getattr(attempts, end))
     with pytest.raises(UncertainEffect):
         attempts.call(says(Answer.NOT_DONE))
     assert attempts.far.calls == 1

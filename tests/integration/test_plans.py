@@ -151,6 +151,7 @@ VALUES: dict[str, Any] = {
     "reasons": ["r"],
     "waiting": [str(uuid.UUID(int=n)) for n in range(1000)],
     "name": "call",
+    "seen": effects.SEEN_DEAD,
     "key": "k",
     "older_s": 0,
     "limit": 50,

@@ -136,7 +136,7 @@ def test_a_pruned_job_still_has_its_state(scene: Scene, app: Any) -> None:
 
 
 def test_forget_is_refused(submitted: Any) -> None:
-    with pytest.raises(UnsupportedOption, match="deadsure prune"):
+    with pytest.raises(UnsupportedOption, match="its record is kept"):
         submitted.forget()
 
 
