@@ -15,18 +15,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 from uuid import UUID
 
 import psycopg2
 from psycopg2.extensions import connection as PgConnection
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 
-from app import effects, finish
+from app import finish
 from app.cancel import cancel
 from app.claim import (
     Claimed,
@@ -38,18 +36,19 @@ from app.claim import (
     may_begin_atomic,
     received,
 )
-from app.clock import boottime_s, pause_s
-from app.errors import DeadsureError, LeaseLost, TransientError, UnrecoverableError
+from app.clock import pause_s
+from app.errors import LeaseLost, TransientError
 from app.failures import Decision, History, account, decide
+from app.job import Job, RunAgain, StoppedEarly, current, uninterrupted
 from app.job_types import JobType, find
 from app.journal import log
 from app.json_text import to_json
 from app.release import release
-from app.seat import BACK, SAVEPOINT, DatabaseAway, JobSession, Seat, broken, noticing_outage
+from app.seat import DatabaseAway, Seat, broken, noticing_outage
 from app.settings import settings
-from app.submit import NOTIFY, NewJob, within
+from app.submit import NOTIFY
 from app.sweep import expire_redelivered
-from db.session import one, rows
+from db.session import rows
 
 Handler = Callable[["Job", Any], Any]
 LOCKED_LOOKS_S = (0.02, 0.03, 0.05)
@@ -57,18 +56,7 @@ LOCKED_LOOKS_REDELIVERED_S = (*LOCKED_LOOKS_S, 0.2, 0.3, 0.5, 0.9)
 
 # An attempt whose session broke while the database answers is run again so often before it counts as a failure.
 RERUNS = 3
-CANCEL_LOOK_S = 1.0
 EXIT_OUT_OF_MEMORY = 71
-CANCEL_REQUESTED = "SELECT cancel_requested FROM jobs WHERE job_id = %(job_id)s"
-CHECKPOINT = """
-UPDATE jobs SET checkpoint = %(cursor)s::jsonb
- WHERE job_id = %(job_id)s AND state = 'running' AND attempt = %(attempt)s AND worker_id = %(worker_id)s
-RETURNING 1
-"""
-
-current: ContextVar[Job | None] = ContextVar("deadsure_job", default=None)
-# Whether code of ours runs that a soft time limit must not cut in two: a claim, an arrow, a wait for the database.
-uninterrupted: ContextVar[bool] = ContextVar("deadsure_uninterrupted", default=False)
 HANDLERS: dict[tuple[str, int], Handler] = {}
 
 
@@ -89,187 +77,6 @@ class Ending:
     result_key: str = ""
     reason: str = ""
     delay_s: float = 0.0
-
-
-class StoppedEarly(DeadsureError):
-    """The handler gave its job back in order. Never leaves this module."""
-
-
-class RunAgain(DeadsureError):
-    """The attempt's transaction died with the database: claim once more. Never leaves this module."""
-
-
-class Job:
-    """What a handler knows of its job and may do with it."""
-
-    def __init__(self, seat: Seat, claimed: Claimed, worker_id: UUID, job_type: JobType) -> None:
-        self.job_id = claimed.job_id
-        self.attempt = claimed.attempt
-        self.failures = claimed.failures
-        self.correlation_id = claimed.correlation_id
-        self.cursor = claimed.checkpoint
-        self.result_key = f"job:{claimed.job_id}"
-        self.payload: Any = None
-        self.outgoing: list[NewJob] = []
-        self.in_transaction = not claimed.committed
-        self.may_repeat = job_type.on_uncertain == "retry"
-        self.connection: PgConnection = seat.connection()
-        self._seat, self._worker_id, self._type = seat, worker_id, job_type
-        self._session: JobSession | None = None
-        self._cancel_asked_at, self._cancel_requested = 0.0, False
-
-    @property
-    def session(self) -> JobSession:
-        """A SQLAlchemy session whose writes commit with the job's success, or not at all."""
-        if self._session is None:
-            self.begin()
-            self._session = self._seat.session(self.connection)
-        return self._session
-
-    @property
-    def lost(self) -> bool:
-        """Whether this worker may have lost the job: stop working on it, nothing it writes will count."""
-        return not self._seat.trusted(self._worker_id)
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether to stop soon: the worker is leaving, has lost the job, or the job is to be cancelled.
-
-        Save a cursor with `checkpoint` and call `stop()`; the next attempt finds it in `cursor`.
-        """
-        return self._seat.lease.leaving or self.lost or self.cancel_requested
-
-    @property
-    def cancel_requested(self) -> bool:
-        """Whether somebody asked to cancel this running job; looked up once a second until it is so."""
-        now = boottime_s()
-        if not self._cancel_requested and now - self._cancel_asked_at >= CANCEL_LOOK_S:
-            self._cancel_asked_at = now
-            with suppress(psycopg2.Error, DatabaseAway):
-                row = one(self._seat.ledger(), CANCEL_REQUESTED, {"job_id": str(self.job_id)})
-                self._cancel_requested = bool(row and row[0])
-        return self._cancel_requested
-
-    def stop(self) -> NoReturn:
-        """End this attempt in order: the job goes back to the queue (or is cancelled) and no budget is spent."""
-        raise StoppedEarly("the handler stopped when it was asked to")
-
-    def checkpoint(self, cursor: Any) -> None:
-        """Save a cursor (JSON) at once, for the next attempt to read; holds while the database is away.
-
-        Raises LeaseLost when the job is not ours.
-        """
-        values = {
-            "job_id": str(self.job_id),
-            "attempt": self.attempt,
-            "worker_id": str(self._worker_id),
-            "cursor": to_json(cursor),
-        }
-        tries = 0
-        while True:
-            try:
-                saved = one(self._seat.ledger(), CHECKPOINT, values)
-                break
-            except (psycopg2.OperationalError, psycopg2.InterfaceError, DatabaseAway):
-                time.sleep(pause_s(tries))
-                tries += 1
-        if saved is None:
-            raise LeaseLost(f"job {self.job_id}: attempt {self.attempt} no longer owns the job; no cursor was saved")
-        self.cursor = cursor
-
-    def retry(self, countdown: float | None = None, reason: str = "the handler asked for another try") -> NoReturn:
-        """Fail this attempt on purpose: tried again like any transient failure, not sooner than `countdown` seconds."""
-        raise TransientError(reason, retry_after_s=countdown)
-
-    def still_mine(self) -> None:
-        """Raise LeaseLost when this worker may have lost the job: ask before an effect that cannot be fenced."""
-        if self.lost:
-            raise LeaseLost(f"job {self.job_id}: the worker's lease is over")
-
-    def call(self, name: str, function: Callable[[str], Any], *, takes_key: bool = True) -> Any:
-        """Make the external call `name` at most once per key: see `app.effects`. `function` gets the idempotency key.
-
-        Raises LeaseLost when the worker has lost the job or cannot be sure that it has not.
-        """
-        if self._type.mode == "atomic":
-            raise UnrecoverableError(f"{self._type.name}: an atomic job cannot make external calls; make it leased")
-        self.still_mine()
-        caller = effects.Caller(
-            self._seat.ledger,
-            self.job_id,
-            self.attempt,
-            self._worker_id,
-            self.payload,
-            self._type.check,
-            risk_repeat=self._type.on_uncertain == "retry",
-        )
-        before, self.may_repeat = self.may_repeat, self.may_repeat or takes_key or self._type.check is not None
-
-        def interruptible(key: str) -> Any:
-            inner = uninterrupted.set(False)
-            try:
-                return function(key)
-            finally:
-                uninterrupted.reset(inner)
-
-        # A soft time limit may strike in the call, never between its answer and the ledger.
-        outer = uninterrupted.set(True)
-        try:
-            answer = caller.call(name, interruptible, takes_key=takes_key)
-        finally:
-            uninterrupted.reset(outer)
-        self.may_repeat = before
-        return answer
-
-    def child_key(self, job_type: str) -> str:
-        """The idempotency key of the next child of this job: a rerun derives the same one."""
-        nth = sum(1 for child in self.outgoing if child.job_type.name == job_type)
-        return f"{self.job_id}/{nth}"
-
-    def begin(self) -> None:
-        """Open the finishing transaction, once; holds through an outage, since nothing is written in it yet."""
-        idle_ms = int(self._type.time_limit_s * 1200)
-        tries = 0
-        while not self.in_transaction:
-            try:
-                with noticing_outage(self.connection):
-                    rows(
-                        self.connection,
-                        f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; {SAVEPOINT}",
-                    )
-                self.in_transaction = True
-            except DatabaseAway:
-                self.connection = self._seat.reconnect(tries)
-                tries += 1
-
-    def write_outgoing(self) -> None:
-        """Flush the session and insert the children into the finishing transaction."""
-        if self.outgoing:
-            self.begin()
-        if self._session is not None:
-            self._session.flush()
-        if self.outgoing:
-            within(lambda sql, values: rows(self.connection, sql, values), self.outgoing)
-
-    def undo(self) -> None:
-        """Roll back what the handler wrote; the row lock of an atomic job stays (H13).
-
-        Raises RunAgain when the transaction died with its database session: then nothing is left to undo, and what
-        went wrong in the handler is our outage.
-        """
-        self.outgoing.clear()
-        self.close()
-        if self.in_transaction:
-            if broken(self.connection):
-                raise RunAgain("the job's transaction was lost with the database session")
-            rows(self.connection, BACK)
-
-    def close(self) -> None:
-        """Let go of the session; the transaction is not touched."""
-        if self._session is not None:
-            with suppress(SQLAlchemyError, psycopg2.Error):
-                self._session.close()
-            self._session = None
 
 
 def run(seat: Seat, delivery: Delivery, job_type: JobType) -> Ending:

@@ -9,7 +9,7 @@ from pathlib import Path
 from psycopg2.extensions import connection as PgConnection
 from pydantic import BaseModel
 
-from app.attempt import Job
+from app.job import Job
 from app.settings import settings
 from bench import effects
 from db.session import connect

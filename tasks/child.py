@@ -14,7 +14,7 @@ from types import FrameType
 import billiard
 from billiard.exceptions import SoftTimeLimitExceeded
 
-from app.attempt import uninterrupted
+from app.job import uninterrupted
 from app.lease import SharedLease
 
 GROUP_SIGNAL_S = 1.0  # how long a child waits for its main process to have had the same signal

@@ -17,6 +17,7 @@ from app import attempt, submit
 from app.attempt import Handler, Settlement
 from app.errors import TransientError, UnsupportedOption
 from app.failures import Classifier, Failure, known
+from app.job import current
 from app.job_types import JobType, find, register
 from app.settings import settings
 from app.submit import NewJob, Submitted
@@ -68,7 +69,7 @@ class DurableTask(Task):
     ) -> NoReturn:
         """Celery's `self.retry` inside a handler: the same as `job.retry`; the job type's policy sets the limit."""
         refuse(self.name, options)
-        job = attempt.current.get()
+        job = current.get()
         if job is None:
             raise UnsupportedOption(f"{self.name}: retry() is for the handler of a running job")
         raise TransientError("the handler asked for another try", retry_after_s=countdown) from exc
@@ -94,7 +95,7 @@ class DurableTask(Task):
         PayloadTooLarge, IdempotencyConflict, UnsupportedOption; psycopg2.OperationalError when the database is away.
         """
         refuse(self.name, options)
-        parent = attempt.current.get()
+        parent = current.get()
         if idempotency_key is None and parent is not None and self.job_type.key is None:
             idempotency_key = parent.child_key(self.name)
         job = self.prepare(
@@ -167,7 +168,7 @@ class DurableTask(Task):
             raise ValueError(
                 f"{self.name}: {len(each_key)} keys and {len(each_scope)} scopes for {len(listed)} payloads"
             )
-        parent = attempt.current.get()
+        parent = current.get()
         jobs = [
             self.prepare(
                 payload,

@@ -14,6 +14,7 @@ import psycopg2
 from app import attempt
 from app.attempt import Settlement
 from app.claim import Delivery
+from app.job import current
 from app.job_types import find
 from app.lease import Keeper
 from app.seat import Seat
@@ -44,11 +45,11 @@ def attempts(
     """Attempt one job until it has ended; a retry's delay is skipped."""
     job_type = find(name, version)
     delivery = Delivery(job_id, 0, 0, None, redelivered=False, redelivered_known=False)
-    outer = attempt.current.set(None)
+    outer = current.set(None)
     try:
         while attempt.run(seat, delivery, job_type).settlement is Settlement.RETRIED:
             rows(connection, SKIP_DELAY, (str(job_id),))
     finally:
-        attempt.current.reset(outer)
+        current.reset(outer)
     for child_id, child_type, child_version in rows(connection, CHILDREN, (str(job_id),)):
         attempts(seat, connection, uuid.UUID(child_id), child_type, child_version)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from app.attempt import Job
 from app.domain.mail import WelcomeMail, compose, recipient, record_mail
 from app.domain.smtp import deliver
+from app.job import Job
 from app.settings import settings
 from tasks.durable import durable
 

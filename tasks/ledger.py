@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.attempt import Job
 from app.domain.ledger import PostEntry, post
+from app.job import Job
 from tasks.durable import durable
 
 

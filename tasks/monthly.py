@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from app.attempt import Job
 from app.domain.monthly import MonthlyReports, Progress, active_accounts
+from app.job import Job
 from app.settings import settings
 from db.session import engine
 from tasks.durable import durable

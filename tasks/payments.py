@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.attempt import Job
 from app.domain.payments import ChargeAccount, charge, check, classify, hold_account, record_charge
+from app.job import Job
 from tasks.durable import durable
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.attempt import Job
 from app.domain.reports import ExportReport, export_month, record_export
+from app.job import Job
 from app.settings import settings
 from tasks.durable import durable
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from app.attempt import Job
+from app.job import Job
 from app.settings import settings
 from tasks.durable import durable
 from tests.faults.effects import record_in, record_now

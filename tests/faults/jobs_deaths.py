@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from app.attempt import Job
 from app.errors import TransientError
+from app.job import Job
 from app.retry_policy import RetryPolicy
 from tasks.durable import durable
 from tests.faults.jobs import POLL_S, finish, start

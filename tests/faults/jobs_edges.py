@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from app.attempt import Job
 from app.errors import UnrecoverableError
+from app.job import Job
 from app.retry_policy import RetryPolicy
 from tasks.durable import durable
 from tests.faults.jobs import POLL_S, Number, finish, leased_effect, start

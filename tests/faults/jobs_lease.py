@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from app.attempt import Job
 from app.errors import LeaseLost
+from app.job import Job
 from app.settings import settings
 from tasks.durable import durable
 from tests.faults.effects import record_now

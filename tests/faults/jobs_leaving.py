@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from app.attempt import Job
+from app.job import Job
 from tasks.durable import durable
 from tests.faults.jobs import POLL_S, Slow, finish, start
 from tests.faults.worker_app import app

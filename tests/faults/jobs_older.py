@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.attempt import Job
+from app.job import Job
 from tasks.durable import durable
 from tests.faults.jobs import Number, finish, start
 

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from app.attempt import Job
+from app.job import Job
 from app.retry_policy import RetryPolicy
 from app.settings import settings
 from tasks.durable import durable

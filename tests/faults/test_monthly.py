@@ -25,8 +25,8 @@ POINTS = [
     ("a page is written, not committed", "after:app.submit.in_session", 3),
     ("a page is committed, the cursor is not", "after:tasks.monthly.order_page", 1),
     ("a page is committed, the cursor is not", "after:tasks.monthly.order_page", 2),
-    ("the cursor is saved", "after:app.attempt.Job.checkpoint", 1),
-    ("the cursor is saved", "after:app.attempt.Job.checkpoint", 3),
+    ("the cursor is saved", "after:app.job.Job.checkpoint", 1),
+    ("the cursor is saved", "after:app.job.Job.checkpoint", 3),
     ("all is ordered", "before:app.finish.succeed", 1),
 ]
 
@@ -99,7 +99,7 @@ def test_a_worker_that_leaves_hands_over_at_a_page(
     monthly: Any, court: Court, engine: Engine, start_worker: Any, tmp_path: Path
 ) -> None:
     saved, go = tmp_path / "saved", tmp_path / "go"
-    hold = Fault("after:app.attempt.Job.checkpoint", "wait_file", announce=str(saved), until=str(go))
+    hold = Fault("after:app.job.Job.checkpoint", "wait_file", announce=str(saved), until=str(go))
     first = start_worker(APP, faults=[hold], options=QUICK)
     job_id = UUID(monthly.delay(month=MONTH).id)
     wait_for(saved.exists, 60, "the first page is saved")

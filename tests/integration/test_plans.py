@@ -15,12 +15,12 @@ import pytest
 from psycopg2.extensions import connection as PgConnection
 
 from app import (
-    attempt,
     cancel,
     claim,
     dead_letters,
     effects,
     finish,
+    job,
     lease,
     outbox,
     park,
@@ -210,8 +210,8 @@ SINGLE: dict[str, str] = {
     "quarantine of a parked one": park.QUARANTINE,
     "dead letter": dead_letters.STORE,
     "repair without trace": repair.QUARANTINED_WITHOUT_TRACE,
-    "checkpoint": attempt.CHECKPOINT,
-    "cancel requested": attempt.CANCEL_REQUESTED,
+    "checkpoint": job.CHECKPOINT,
+    "cancel requested": job.CANCEL_REQUESTED,
     "take": outbox.TAKE,
     "next_due": outbox.NEXT_DUE,
     "unpaid": outbox.UNPAID,
