@@ -40,6 +40,7 @@ CHANNEL = "deadsure_outbox"
 BULK_ROWS = 1000
 PRIORITIES = range(10)
 KEY_LIMIT = 512
+LATEST_S = 100 * 366 * 86_400
 
 INSERT = """
 WITH job AS (
@@ -185,6 +186,11 @@ def prepare(
     priority = job_type.priority if priority is None else priority
     if priority not in PRIORITIES:
         raise ValueError(f"{job_type.name}: priority={priority} is not in 0..9")
+    for name, seconds in (("countdown", countdown_s), ("expires", expires)):
+        if isinstance(seconds, int | float) and not abs(seconds) <= LATEST_S:
+            raise ValueError(f"{job_type.name}: {name}={seconds} is not within a hundred years")
+    if eta is not None and not isinstance(eta, datetime):
+        raise TypeError(f"{job_type.name}: eta must be a datetime with a time zone, not {type(eta).__name__}")
     if countdown_s is not None and eta is not None:
         raise ValueError(f"{job_type.name}: give countdown or eta, not both")
     if eta is not None and eta.tzinfo is None:

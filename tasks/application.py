@@ -17,7 +17,8 @@ PROGRAMS = ("celery", "deadsure", "-m")  # a wrong environment ends them in one 
 warnings.filterwarnings("ignore", message=".*worker_cancel_long_running_tasks_on_connection_loss", module="celery")
 
 try:
-    settings()
+    if settings().broker_url:
+        settings().need_broker()
 except ConfigurationError as wrong:
     if Path(sys.argv[0]).name in PROGRAMS:
         sys.exit(f"Error: {wrong}")

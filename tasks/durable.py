@@ -221,11 +221,14 @@ def own_id(name: str, task_id: str) -> uuid.UUID:
 
 # What Celery itself passes along, and what changes nothing for a durable job.
 HARMLESS = frozenset({"ignore_result", "shadow", "producer", "connection", "retry", "retry_policy"})
+# Named first in a refusal: who wrote a chain does not recognise what else Celery passes with it.
+COMPOSITE = ("chain", "chord", "group_id", "link", "link_error")
 
 
 def refuse(name: str, options: Mapping[str, Any]) -> None:
     """Raise UnsupportedOption for an option that a durable task would not honour."""
-    for option, value in options.items():
+    for option in sorted(options, key=lambda option: option not in COMPOSITE):
+        value = options[option]
         if option not in HARMLESS and value not in (None, [], {}, ()):
             raise UnsupportedOption(
                 f"{name}: apply_async({option}=…) is not supported on a durable task, so nothing was submitted"

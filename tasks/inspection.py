@@ -48,9 +48,21 @@ def complaint(  # noqa: PLR0911  # one return per complaint
         return "content type is not application/json"
     if not isinstance(content_encoding, str) or content_encoding.lower() not in UTF8:
         return "content encoding is not utf-8"
+    if COPY in headers and (wrong := not_a_wake_up(headers, body)) is not None:
+        return wrong
     if body in (BODY_BYTES, BODY):
         return None
     return body_complaint(body)
+
+
+def not_a_wake_up(headers: Mapping[str, Any], body: Any) -> str | None:
+    """Why a message with our own headers is not ours: a wake-up call has no content, and waits for nothing."""
+    if body not in (BODY_BYTES, BODY):
+        return "the body is not that of a wake-up call"
+    for name in ("eta", "expires", "group"):
+        if headers.get(name) is not None:
+            return f"header {name} does not belong to a wake-up call"
+    return None
 
 
 def wrong_header(headers: Mapping[str, Any]) -> str | None:

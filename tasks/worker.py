@@ -17,7 +17,7 @@ from typing import Any
 import billiard
 import click
 import psycopg2
-from amqp.exceptions import PreconditionFailed
+from amqp.exceptions import AccessRefused, NotAllowed, PreconditionFailed
 from celery import bootsteps, signals
 from celery.apps.worker import safe_say
 from celery.worker import state
@@ -67,6 +67,7 @@ def register_worker(sender: Any = None, instance: Any = None, **_: Any) -> None:
                 log.warning(
                     "database.away",
                     error=type(error).__name__,
+                    detail=str(error).strip().splitlines()[0],  # libpq's words: host, port, and what is wrong
                     consequence="the worker waits for it before it takes jobs",
                 )
                 time.sleep(pause_s(tries, 0.5, 5.0))
@@ -87,6 +88,8 @@ def check_topology() -> None:
             f"the broker has a queue with other arguments than this release declares ({error.reply_text}); stop the "
             "workers and delete it (rabbitmqctl delete_queue NAME): its jobs are in the database and are sent again"
         ) from error
+    except (AccessRefused, NotAllowed) as error:
+        raise ConfigurationError(f"the broker refuses the user or virtual host of BROKER_URL ({error.code})") from None
     except publisher.errors:
         log.warning("broker.away", consequence="the worker starts, and connects when the broker is back")
     finally:

@@ -30,12 +30,12 @@ MIN_WIDTH = 160  # of a table in a file or a pipe
 
 
 class Seconds(click.FloatRange):
-    """A finite number of seconds, 0 or more."""
+    """A number of seconds, 0 to a hundred years."""
 
     name = "seconds"
 
     def __init__(self) -> None:
-        super().__init__(min=0)
+        super().__init__(min=0, max=100 * 366 * 86_400)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number; fails for NaN and infinity, which compare as in range."""

@@ -47,14 +47,36 @@ LEGAL: list[dict[str, Any]] = [
     {"expires": "2026-10-25T02:30:00"},
     {"retries": 3, "root_id": "x", "group": None, "shadow": "name", "argsrepr": "()"},
     {"stamps": {}, "stamped_headers": []},
-    {COPY: 1, EPISODE: 1, VERSION: 2},
 ]
+OURS = {COPY: 1, EPISODE: 1, VERSION: 2}
 
 
 @pytest.mark.parametrize("changed", LEGAL)
 @pytest.mark.parametrize("given_body", [GOOD, GOOD.decode(), BODY, BODY_BYTES, memoryview(GOOD)])
 def test_a_legal_message_passes(changed: dict[str, Any], given_body: Any) -> None:
     assert complaint(envelope(**changed), given_body, JSON, UTF8) is None
+
+
+@pytest.mark.parametrize("given_body", [BODY, BODY_BYTES])
+def test_a_wake_up_call_passes(given_body: Any) -> None:
+    assert complaint(envelope(**OURS), given_body, JSON, UTF8) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "given_body"),
+    [
+        ({}, GOOD),
+        ({}, b'[[], {}, {"chain": [{"task": "x"}]}]'),
+        ({"eta": "2099-01-01T00:00:00"}, BODY),
+        ({"expires": "2026-10-25T02:30:00"}, BODY),
+        ({"group": "x"}, BODY),
+    ],
+)
+def test_what_only_looks_like_a_wake_up_call_does_not(changed: dict[str, Any], given_body: Any) -> None:
+    """Celery would hold it in memory until its time, or stumble over its options and never settle it."""
+    reason = complaint(envelope(**{**OURS, **changed}), given_body, JSON, UTF8)
+    assert reason
+    assert "wake-up call" in reason
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "UTF-8", "utf8", "us-ascii"])
