@@ -22,7 +22,6 @@ worker_prefetch_multiplier = settings().prefetch  # bounded: what a dying worker
 worker_consumer = "tasks.consumer:DurableConsumer"
 worker_cancel_long_running_tasks_on_connection_loss = False  # the fence settles it; work goes on
 worker_detect_quorum_queues = True  # quorum queues refuse global QoS
-worker_hijack_root_logger = False
 worker_redirect_stdouts = False
 
 accept_content = ["json"]

@@ -13,7 +13,7 @@ from uuid import UUID
 from psycopg2.errors import LockNotAvailable
 from psycopg2.extensions import connection as PgConnection
 
-from db.session import one, rows
+from db.session import one
 
 CANCEL = """
 WITH candidate AS (
@@ -58,7 +58,6 @@ def cancel(connection: PgConnection, job_id: UUID, *, cause: str = "cancelled", 
     try:
         row = one(connection, CANCEL, values)
     except LockNotAvailable:
-        rows(connection, "ROLLBACK")
         return Cancelled.RUNNING
     assert row is not None
     done, asked, there = row

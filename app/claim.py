@@ -18,7 +18,7 @@ from uuid import UUID
 
 from psycopg2.extensions import connection as PgConnection
 
-from app.states import State
+from app.states import TERMINAL, State
 from db.session import one
 
 CLAIM = """
@@ -165,7 +165,7 @@ def look(connection: PgConnection, delivery: Delivery, worker_id: UUID) -> Refus
     if row is None:
         return Refusal.UNKNOWN
     state, early, untraced, lease, expired = row
-    if state in (State.SUCCEEDED, State.CANCELLED):
+    if state in TERMINAL:
         return Refusal.FINISHED
     if state == State.QUARANTINED:
         return Refusal.QUARANTINED if untraced else Refusal.QUARANTINED_TRACED

@@ -213,7 +213,7 @@ class Publisher:
             self.depths[name] = 0
             if self.amqp:
                 self.created.append(name)
-        channel = self._connection.channel()
+            channel = self._connection.channel()  # the broker has closed the one that asked
         queue(channel).declare()
         channel.close()
 

@@ -22,9 +22,9 @@ READ = """
 WITH asked AS (
     SELECT coalesce((SELECT job_id FROM job_aliases WHERE alias_id = %(job_id)s), %(job_id)s::uuid) AS job_id
 )
-SELECT state::text, result, cause, reason, finished_at, attempt, type FROM jobs JOIN asked USING (job_id)
+SELECT state::text, result, cause, reason, finished_at, type FROM jobs JOIN asked USING (job_id)
 UNION ALL
-SELECT state, NULL, NULL, 'pruned', pruned_at, NULL, type FROM job_tombstones JOIN asked USING (job_id)
+SELECT state, NULL, NULL, 'pruned', pruned_at, type FROM job_tombstones JOIN asked USING (job_id)
 """
 CELERY_STATES = {
     State.QUEUED: states.PENDING,
@@ -55,7 +55,7 @@ class JobResults(SyncBackendMixin, Backend):
         row = read(task_id)
         if row is None:
             return {"status": states.PENDING, "result": None}
-        state, result, cause, reason, finished_at, _attempt, name = row
+        state, result, cause, reason, finished_at, name = row
         meta: dict[str, Any] = {
             "task_id": task_id,
             "name": name,
