@@ -6,6 +6,7 @@ own `compatible_from` allows it; so old workers keep running while a newer relea
 
 from __future__ import annotations
 
+import time
 from importlib.resources import files
 
 from alembic import command
@@ -16,8 +17,9 @@ from sqlalchemy import create_engine, pool
 
 from db.session import SOCKET_OPTIONS, check_url, one
 
-OLDEST, NEWEST = 1, 1
+OLDEST, NEWEST = 2, 2
 UPGRADE_LOCK = 0x6465_6164_7375_7265  # "deadsure": two upgrades at once wait for each other
+LOOK_S = 0.1
 
 
 class SchemaError(RuntimeError):
@@ -35,7 +37,10 @@ def upgrade(url: str, revision: str = "head") -> tuple[int, int]:
     """Bring the schema to `revision`; returns (before, after) as revision numbers, 0 for an empty database."""
     engine = create_engine(check_url(url), poolclass=pool.NullPool, connect_args=SOCKET_OPTIONS)
     with engine.connect() as connection:
-        connection.exec_driver_sql("SELECT pg_advisory_lock(%s)", (UPGRADE_LOCK,))
+        # Not waiting in the server: a waiting session's snapshot would hold up CREATE INDEX CONCURRENTLY for ever.
+        while not connection.exec_driver_sql("SELECT pg_try_advisory_lock(%s)", (UPGRADE_LOCK,)).scalar():
+            connection.commit()
+            time.sleep(LOOK_S)
         raw = connection.connection.driver_connection
         assert isinstance(raw, PgConnection)
         before = current(raw)

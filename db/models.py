@@ -102,6 +102,9 @@ class Job(Base):
     correlation_id: Mapped[str]
     trace_context: Mapped[str | None]
     parent_id: Mapped[UUID | None]
+    batch_id: Mapped[UUID | None]
+    progress_done: Mapped[int | None]
+    progress_total: Mapped[int | None]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     changed_at: Mapped[datetime] = mapped_column(server_default=NOW)
     finished_at: Mapped[datetime | None]
@@ -132,6 +135,7 @@ class Job(Base):
         ),
         Index("ix_jobs_created", "created_at"),
         Index("ix_jobs_type", "type", "created_at"),
+        Index("ix_jobs_batch", "batch_id", postgresql_where=text("batch_id IS NOT NULL")),
         {"postgresql_with": {"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"}},
     )
 
@@ -257,6 +261,7 @@ class QuarantineEntry(Base):
     fingerprint: Mapped[str]
     reason: Mapped[str]
     attempt: Mapped[int]
+    traceback: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
     quarantined_at: Mapped[datetime] = mapped_column(server_default=NOW)
     dead_lettered_at: Mapped[datetime | None]
     closed_at: Mapped[datetime | None]
@@ -295,19 +300,6 @@ class DeadLetter(Base):
         CheckConstraint("source IN ('broker', 'task layer')", name="source_known"),
         Index("ix_dead_letters_received", "received_at"),
     )
-
-
-class Batch(Base):
-    """A coordinator's progress: cursor and source; children are counted from `jobs`."""
-
-    __tablename__ = "batches"
-
-    batch_id: Mapped[UUID] = mapped_column(primary_key=True)
-    coordinator_id: Mapped[UUID]
-    cursor: Mapped[dict[str, Any] | None]
-    exhausted: Mapped[bool] = mapped_column(server_default=FALSE)
-    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    finished_at: Mapped[datetime | None]
 
 
 class JobTombstone(Base):

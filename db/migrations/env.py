@@ -2,7 +2,10 @@
 
 from alembic import context
 
-import db.business  # noqa: F401  # its tables belong to the metadata
+import db.batch
+import db.business
+import db.periodic
+import db.worklist  # noqa: F401  # their tables belong to the metadata
 from db.models import Base
 
 connection = context.config.attributes["connection"]

@@ -137,7 +137,7 @@ def test_an_upgrade_passes_by_the_open_transaction_of_a_worker(scene: Scene) -> 
 
 def test_an_empty_database(empty: PgConnection) -> None:
     assert (migrate.current(empty), migrate.compatible_from(empty)) == (0, 0)
-    with pytest.raises(SchemaError, match=r"has no Deadsure schema.*needs at least 0001: run `deadsure db upgrade`"):
+    with pytest.raises(SchemaError, match=r"has no Deadsure schema.*needs at least 0002: run `deadsure db upgrade`"):
         migrate.check(empty)
 
 

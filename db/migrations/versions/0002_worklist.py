@@ -1,0 +1,120 @@
+"""The worklist: actions and staged replays, batches, progress, periodic jobs. Workers of 0001 keep running.
+
+Revision ID: 0002
+"""
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+revision = "0002"
+down_revision = "0001"
+
+NOW = sa.text("clock_timestamp()")
+
+
+def upgrade() -> None:
+    # A table lock waits behind every open transaction and holds up all that come after it: give up soon instead.
+    op.execute("SET LOCAL lock_timeout = '5s'")
+    jobs()
+    worklist()
+    periodic()
+    with op.get_context().autocommit_block():
+        op.create_index(
+            "ix_jobs_batch",
+            "jobs",
+            ["batch_id"],
+            postgresql_where=sa.text("batch_id IS NOT NULL"),
+            postgresql_concurrently=True,
+        )
+
+
+def jobs() -> None:
+    op.add_column("jobs", sa.Column("batch_id", sa.UUID(), nullable=True))
+    op.add_column("jobs", sa.Column("progress_done", sa.BigInteger(), nullable=True))
+    op.add_column("jobs", sa.Column("progress_total", sa.BigInteger(), nullable=True))
+    op.add_column("quarantine_entries", sa.Column("traceback", postgresql.JSONB(), nullable=True))
+
+
+def worklist() -> None:
+    op.create_table(
+        "quarantine_actions",
+        sa.Column("action_id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
+        sa.Column("job_id", sa.UUID(), nullable=False),
+        sa.Column("episode", sa.SmallInteger(), nullable=False),
+        sa.Column("action", sa.Text(), nullable=False),
+        sa.Column("author", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("old_payload", postgresql.JSONB(), nullable=True),
+        sa.Column("new_payload", postgresql.JSONB(), nullable=True),
+        sa.Column("run_id", sa.UUID(), nullable=True),
+        sa.Column("at", sa.DateTime(timezone=True), server_default=NOW, nullable=False),
+        sa.CheckConstraint(
+            "action IN ('replay', 'settle', 'cancel', 'note')", name=op.f("ck_quarantine_actions_action_known")
+        ),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.job_id"], name=op.f("fk_quarantine_actions_job_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("action_id", name=op.f("pk_quarantine_actions")),
+    )
+    op.create_index(
+        "ix_quarantine_actions_decision",
+        "quarantine_actions",
+        ["job_id", "episode"],
+        unique=True,
+        postgresql_where=sa.text("action <> 'note'"),
+    )
+    op.create_index("ix_quarantine_actions_job", "quarantine_actions", ["job_id", "action_id"])
+    op.create_table(
+        "replay_runs",
+        sa.Column("run_id", sa.UUID(), nullable=False),
+        sa.Column("fingerprint", sa.Text(), nullable=True),
+        sa.Column("stages", postgresql.JSONB(), nullable=False),
+        sa.Column("rate_per_s", sa.Double(), nullable=True),
+        sa.Column("patch", postgresql.JSONB(), nullable=True),
+        sa.Column("accept_uncertain", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("author", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=NOW, nullable=False),
+        sa.Column("stopped_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("stopped_reason", sa.Text(), nullable=True),
+        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
+        sa.PrimaryKeyConstraint("run_id", name=op.f("pk_replay_runs")),
+    )
+    op.create_table(
+        "replay_run_jobs",
+        sa.Column("run_id", sa.UUID(), nullable=False),
+        sa.Column("job_id", sa.UUID(), nullable=False),
+        sa.Column("episode", sa.SmallInteger(), nullable=False),
+        sa.Column("stage", sa.SmallInteger(), nullable=False),
+        sa.Column("outcome", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.job_id"], name=op.f("fk_replay_run_jobs_job_id"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["run_id"], ["replay_runs.run_id"], name=op.f("fk_replay_run_jobs_run_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("run_id", "job_id", name=op.f("pk_replay_run_jobs")),
+    )
+
+
+def periodic() -> None:
+    op.create_table(
+        "periodic_ticks",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("last_tick", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("changed_at", sa.DateTime(timezone=True), server_default=NOW, nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_periodic_ticks")),
+    )
+
+
+def downgrade() -> None:
+    op.drop_table("periodic_ticks")
+    op.drop_table("replay_run_jobs")
+    op.drop_table("replay_runs")
+    op.drop_table("quarantine_actions")
+    op.drop_column("quarantine_entries", "traceback")
+    op.drop_index("ix_jobs_batch", table_name="jobs")
+    op.drop_column("jobs", "progress_total")
+    op.drop_column("jobs", "progress_done")
+    op.drop_column("jobs", "batch_id")
