@@ -19,9 +19,13 @@ from uuid import UUID
 from psycopg2.extensions import connection as PgConnection
 
 from app.states import TERMINAL, State
+from db.prepared import USUAL_PLANNING, Plans
 from db.session import one
 
-CLAIM = """
+JOB_PLANS = Plans("job")
+CLAIM = JOB_PLANS.statement(
+    "claim",
+    """
 WITH owner AS (
     SELECT worker_id FROM workers
      WHERE worker_id = %(worker_id)s AND lost_at IS NULL AND stopped_at IS NULL AND lease_until > clock_timestamp()
@@ -47,23 +51,42 @@ WITH owner AS (
 SELECT attempt, payload, type, schema_version, failures, max_failures, correlation_id, checkpoint,
        extract(epoch FROM clock_timestamp() - created_at)::float8, last_delay_s
   FROM job
-"""
-# The lock comes before the savepoint, or rolling back to the savepoint would give the row away (H13).
-BEGIN_ATOMIC = """
-BEGIN;
+""",
+    job_id="uuid",
+    worker_id="uuid",
+    pid="int",
+    copy="bigint",
+    delivery_tag="text",
+    redelivered="boolean",
+)
+LOCK = JOB_PLANS.statement(
+    "lock",
+    """
 SELECT set_config('deadsure.held', (SELECT count(*) FROM (
     SELECT FROM jobs WHERE job_id = %(job_id)s AND state = 'queued' AND attempt = 0 AND crashes = 0
        AND (not_before IS NULL OR not_before <= clock_timestamp())
        AND (expires_at IS NULL OR expires_at > clock_timestamp())
-       FOR NO KEY UPDATE SKIP LOCKED) AS held)::text, true);
-SAVEPOINT effect;
+       FOR NO KEY UPDATE SKIP LOCKED) AS held)::text, true)
+""",
+    job_id="uuid",
+)
+READ_HELD = JOB_PLANS.statement(
+    "held",
+    """
 SELECT attempt + 1, payload, jobs.type, jobs.schema_version, failures, max_failures, jobs.correlation_id, checkpoint,
        extract(epoch FROM clock_timestamp() - jobs.created_at)::float8, last_delay_s
   FROM jobs JOIN outbox USING (job_id), workers
  WHERE jobs.job_id = %(job_id)s AND current_setting('deadsure.held') = '1' AND outbox.sends = 1
    AND workers.worker_id = %(worker_id)s AND workers.lost_at IS NULL AND workers.stopped_at IS NULL
    AND workers.lease_until > clock_timestamp()
-"""
+""",
+    job_id="uuid",
+    worker_id="uuid",
+)
+# The lock comes before the savepoint, or rolling back to the savepoint would give the row away (H13).
+BEGIN_ATOMIC = JOB_PLANS.message(
+    f"BEGIN; {{lock}}; {USUAL_PLANNING} SAVEPOINT effect; {{held}}", lock=LOCK, held=READ_HELD
+)
 LOOK = """
 SELECT jobs.state::text, coalesce(not_before > clock_timestamp(), false),
        episode = %(episode)s AND EXISTS (

@@ -17,8 +17,9 @@ from uuid import UUID
 from psycopg2.errors import DivisionByZero
 from psycopg2.extensions import connection as PgConnection
 
-from app.claim import Claimed, Delivery
+from app.claim import JOB_PLANS, Claimed, Delivery
 from app.errors import LeaseLost
+from db.prepared import OWN_PLANNING, Prepared
 from db.session import one, rows
 
 # The guard of a committed attempt, and of the clean path, where the row lock is held since `begin_atomic`.
@@ -42,6 +43,18 @@ WITH job AS (
 ), journal AS ({journal})
 SELECT 1 / count(*) FROM job
 """
+SUCCEED_TYPES = {
+    "job_id": "uuid",
+    "attempt": "bigint",
+    "worker_id": "uuid",
+    "result_key": "text",
+    "result": "text",
+    "words": "text[]",
+    "copy": "bigint",
+    "delivery_tag": "text",
+    "redelivered": "boolean",
+    "journal_reason": "text",
+}
 # A cancel that was asked for while the job ran is honoured here: what would be tried again is cancelled instead.
 RETRY = """
 WITH job AS (
@@ -101,7 +114,26 @@ def statement(arrow: str, committed: bool) -> str:
     """The SQL of an arrow for a committed attempt, or for the clean path under its row lock."""
     guard = COMMITTED if committed else UNCOMMITTED
     only = NOT_SCHEDULED_IF_CANCELLED if arrow is RETRY else ""
-    return arrow.format(guard=guard, journal=JOURNAL.format(reason="%(journal_reason)s", only=only))
+    sql = arrow.format(guard=guard, journal=JOURNAL.format(reason="%(journal_reason)s", only=only))
+    if arrow is not SUCCEED:
+        return sql
+    return JOB_PLANS.statement("succeed_committed" if committed else "succeed", sql, **SUCCEED_TYPES)
+
+
+@cache
+def finishing(arrow: str, committed: bool, after_commit: str) -> str:
+    """The message that ends the handler's transaction with an arrow.
+
+    Deferred constraints are checked first, while the handler's savepoint can still be rolled back.
+    """
+    sql = statement(arrow, committed)
+    template = f"{OWN_PLANNING} SET CONSTRAINTS ALL IMMEDIATE; {{arrow}}; COMMIT; {after_commit}"
+    return JOB_PLANS.message(template, arrow=sql) if isinstance(sql, Prepared) else template.format(arrow=sql)
+
+
+# Known before the first session is made, since a session prepares all its statements at once.
+for _committed in (True, False):
+    statement(SUCCEED, _committed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +155,12 @@ class Holder:
     ) -> None:
         """One guarded arrow in one round trip, committed. Raises LeaseLost when the guard finds no row.
 
-        Inside a transaction the guard's failure aborts the message before its COMMIT, so that nothing of the loser
-        stays; deferred constraints are checked first, while the handler's savepoint can still be rolled back.
+        Inside a transaction the guard's failure aborts the message before its COMMIT: nothing of the loser stays.
         """
         if not self.claimed.committed:
             words = ["received", "claim", *words]
-        sql = statement(arrow, self.claimed.committed)
-        if in_transaction:
-            sql = f"SET CONSTRAINTS ALL IMMEDIATE; {sql}; COMMIT; {after_commit}"
+        committed = self.claimed.committed
+        sql = finishing(arrow, committed, after_commit) if in_transaction else statement(arrow, committed)
         try:
             rows(
                 connection,

@@ -27,6 +27,7 @@ from app.job_types import JobType
 from app.json_text import to_json
 from app.seat import BACK, SAVEPOINT, DatabaseAway, JobSession, Seat, broken, noticing_outage
 from app.submit import NewJob, within
+from db.prepared import USUAL_PLANNING
 from db.session import one, rows
 
 CANCEL_LOOK_S = 1.0
@@ -186,7 +187,8 @@ class Job:
                 with noticing_outage(self.connection):
                     rows(
                         self.connection,
-                        f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; {SAVEPOINT}",
+                        f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; "
+                        f"{USUAL_PLANNING} {SAVEPOINT}",
                     )
                 self.in_transaction = True
             except DatabaseAway:

@@ -20,12 +20,16 @@ from psycopg2.extensions import connection as PgConnection
 
 from app.settings import Settings
 from app.submit import CHANNEL
+from db.prepared import Plans
 from db.session import one, rows
 
 TRACE_OFFERS = 8  # a dead letter that is still missing after so many offers is reported, not offered for ever
 LISTEN = f"LISTEN {CHANNEL}"
 # First sends refill the window of unpaid deliveries by quarters, highest priority first; resends are in it already.
-TAKE = """
+PLANS = Plans("relay")
+TAKE = PLANS.statement(
+    "take",
+    """
 WITH room AS (
     SELECT CASE WHEN count(*) > 0.75 * %(window)s THEN 0 ELSE least(%(batch)s, %(window)s - count(*)) END AS free
       FROM (SELECT FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity' AND kind = 'wake'
@@ -52,15 +56,26 @@ WITH room AS (
 )
 SELECT job_id, kind, type, schema_version, priority, correlation_id, trace_context, episode, sends
   FROM taken ORDER BY priority DESC, created_at
-"""
-NEXT_DUE = """
+""",
+    queue="text",
+    window="bigint",
+    batch="bigint",
+    offers="bigint",
+    first_s="float8",
+    max_s="float8",
+)
+NEXT_DUE = PLANS.statement(
+    "next_due",
+    """
 SELECT extract(epoch FROM least(
     (SELECT min(due_at) FROM generate_series(9, 0, -1) AS level (priority), LATERAL (
         SELECT due_at FROM outbox WHERE queue = %(queue)s AND priority = level.priority AND sends = 0
          ORDER BY due_at LIMIT 1) AS due),
     (SELECT due_at FROM outbox WHERE queue = %(queue)s AND sends > 0 AND due_at < 'infinity' ORDER BY due_at LIMIT 1)
 ) - clock_timestamp())::float8
-"""
+""",
+    queue="text",
+)
 UNPAID = "SELECT count(*) FROM outbox WHERE queue = %(queue)s AND sends > 0 AND kind = 'wake'"
 EVIDENCE = """
 UPDATE outbox

@@ -33,6 +33,7 @@ from app.json_text import to_json
 from app.settings import settings
 from app.states import State
 from db.pooled import with_pooled
+from db.prepared import Plans
 from db.session import one, rows
 
 NAMESPACE = uuid.UUID("6f2a9df0-6f7b-5d0c-9d55-0d5ead5a4e00")
@@ -67,14 +68,37 @@ WITH job AS (
 )
 """
 CREATED = INSERT + "SELECT job_id::text FROM job"
+PLANS = Plans("submit")
+INSERT_ALONE = PLANS.statement(
+    "submit",
+    INSERT + "SELECT set_config('deadsure.created', (SELECT count(*) FROM job)::text, false)",
+    type="text",
+    version="smallint",
+    queue="text",
+    priority="smallint",
+    max_failures="smallint",
+    max_crashes="smallint",
+    max_stalls="smallint",
+    expire_early="boolean",
+    eta="timestamptz",
+    countdown="float8",
+    expires="timestamptz",
+    expires_in="float8",
+    correlation_id="text",
+    trace_context="text",
+    parent_id="uuid",
+    job_ids="text[]",
+    scopes="text[]",
+    keys="text[]",
+    payloads="text[]",
+    digests="text[]",
+)
 # One message, one round trip: the job's commit, then NOTIFY in a transaction of its own. A NOTIFY takes a lock that
 # is common to all databases until its commit is done, so it must not wait for the job's fsync.
-ALONE = f"""
-BEGIN;
-{INSERT} SELECT set_config('deadsure.created', (SELECT count(*) FROM job)::text, false);
-COMMIT;
-SELECT current_setting('deadsure.created'), pg_notify('{CHANNEL}', '')
-"""
+ALONE = PLANS.message(
+    f"BEGIN; {{insert}}; COMMIT; SELECT current_setting('deadsure.created'), pg_notify('{CHANNEL}', '')",
+    insert=INSERT_ALONE,
+)
 NOTIFY = f"SELECT pg_notify('{CHANNEL}', '')"
 EXISTING = """
 SELECT job_id::text, state::text, encode(payload_digest, 'hex') FROM jobs WHERE job_id = ANY(%(job_ids)s::uuid[])

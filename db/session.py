@@ -13,9 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import psycopg2
+from psycopg2.errors import InvalidSqlStatementName
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as PgConnection
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError
+
+from db.prepared import PlanningConnection, Prepared
 
 DRIVER = "postgresql+psycopg2"
 CONNECT_TIMEOUT_S = 5
@@ -79,6 +83,7 @@ def autocommit_pool(url: str, statement_timeout_s: float) -> Engine:
                 isolation_level="AUTOCOMMIT",
                 connect_args={
                     **SOCKET_OPTIONS,
+                    "connection_factory": PlanningConnection,
                     "application_name": "deadsure submit",
                     "options": f"{own_options(url)} -c statement_timeout={int(statement_timeout_s * 1000)}".strip(),
                 },
@@ -111,7 +116,9 @@ def connect(url: str, application_name: str = "deadsure", statement_timeout_s: f
         options += f" -c statement_timeout={int(statement_timeout_s * 1000)}"
     settings = dict(SOCKET_OPTIONS)
     settings["options"] = f"{own_options(url)} {options}".strip()
-    connection: PgConnection = psycopg2.connect(dsn(url), application_name=application_name, **settings)
+    connection: PgConnection = psycopg2.connect(
+        dsn(url), connection_factory=PlanningConnection, application_name=application_name, **settings
+    )
     connection.autocommit = True
     with _lock:
         known = _sockets.setdefault(os.getpid(), [])
@@ -122,9 +129,26 @@ def connect(url: str, application_name: str = "deadsure", statement_timeout_s: f
 
 def rows(connection: PgConnection, sql: str, parameters: Any = None) -> list[Row]:
     """Run `sql` (one or several statements, one round trip) and return the rows of the last statement."""
+    if isinstance(sql, Prepared) and isinstance(connection, PlanningConnection):
+        return planned_rows(connection, sql, parameters)
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
         return cursor.fetchall() if cursor.description else []
+
+
+def planned_rows(connection: PlanningConnection, sql: Prepared, parameters: Any) -> list[Row]:
+    """`rows` by prepared statements; by plain text when the server lost them and nothing else is lost by it."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(connection.text(sql), parameters)
+            return cursor.fetchall() if cursor.description else []
+    except InvalidSqlStatementName:
+        connection.forget()
+        if sql.begins:
+            connection.cursor().execute("ROLLBACK")
+        elif connection.info.transaction_status != TRANSACTION_STATUS_IDLE:
+            raise
+        return rows(connection, str(sql), parameters)
 
 
 def one(connection: PgConnection, sql: str, parameters: Any = None) -> Row | None:
