@@ -10,6 +10,7 @@ from celery import Celery
 
 from app.errors import ConfigurationError
 from app.settings import settings
+from tasks import valkey
 
 PROGRAMS = ("celery", "deadsure", "-m")  # a wrong environment ends them in one line
 
@@ -24,5 +25,6 @@ except ConfigurationError as wrong:
         sys.exit(f"Error: {wrong}")
     raise  # an importing application decides for itself
 
+valkey.use_for_redis_urls()
 app = Celery("deadsure", set_as_current=True, control="tasks.control:JobControl")
 app.config_from_object("celeryconfig")

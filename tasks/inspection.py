@@ -15,7 +15,7 @@ from typing import Any
 
 from kombu import compression
 
-from tasks.headers import COPY, EPISODE, VERSION
+from tasks.headers import COPY, EPISODE, NO_ENVELOPE, VERSION
 
 BODY = json.dumps([[], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
 BODY_BYTES = BODY.encode()
@@ -34,6 +34,8 @@ def complaint(  # noqa: PLR0911  # one return per complaint
     """Why the message cannot be read, or None. A body that is our own constant needs no parsing."""
     if not isinstance(headers, Mapping):
         return "the headers are no table"
+    if NO_ENVELOPE in headers:
+        return "the entry of the list is no message"
     if not isinstance(name := headers.get("task"), str) or not 0 < len(name) <= NAME_LIMIT:
         return "header task is missing or no name (protocol 1 is not accepted)"
     if not is_id(headers.get("id")):

@@ -194,7 +194,7 @@ class Publisher:
         found = set()
         for name in lists:
             for entry in channel.client.lrange(name, 0, -1):
-                with suppress(ValueError, KeyError, TypeError):
+                with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):  # no message
                     found.add(UUID(json.loads(entry)["headers"]["id"]))
         return found
 
