@@ -76,7 +76,7 @@ lock: ## Resolve the dependencies again and rewrite both lock files
 	$(or $(PYTHON),python3) -m venv "$$tool" && "$$tool/bin/pip" install --quiet --disable-pip-version-check uv; \
 	lock() { out=$$1; shift; "$$tool/bin/uv" pip compile --quiet --upgrade --universal --python-version 3.11 \
 	  --generate-hashes --no-header --no-annotate "$$@" pyproject.toml --output-file "$$out"; }; \
-	lock requirements-dev.lock --extra embedded --extra dev; \
+	lock requirements-dev.lock --extra embedded --extra otel --extra dev; \
 	lock requirements.lock --constraint requirements-dev.lock
 	@echo "Locked. 'make setup' installs the result."
 

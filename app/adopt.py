@@ -19,7 +19,8 @@ from psycopg2.extensions import connection as PgConnection
 
 from app.errors import IdempotencyConflict
 from app.job_types import JobType
-from app.submit import NewJob, existing, prepare, settle, within
+from app.submit import NewJob, existing, is_correlation_id, prepare, settle, within
+from app.tracing import is_traceparent
 from db.session import rows
 
 ALIAS = """
@@ -35,13 +36,23 @@ def adopt(
     *,
     eta: datetime | None = None,
     expires: datetime | None = None,
+    correlation_id: object = None,
+    traceparent: object = None,
 ) -> UUID:
     """The job that answers for the foreign task; raises pydantic.ValidationError, InvalidPayload, PayloadTooLarge.
 
-    Raises IdempotencyConflict when its key belongs to a job with another payload.
+    A correlation id or a traceparent that is none is left out. Raises IdempotencyConflict when its key belongs to a job
+    with another payload.
     """
     parsed = job_type.parse(payload)
-    keyed = prepare(job_type, parsed, eta=eta, expires=expires)
+    keyed = prepare(
+        job_type,
+        parsed,
+        eta=eta,
+        expires=expires,
+        correlation_id=str(correlation_id) if is_correlation_id(correlation_id) else None,
+        trace_context=str(traceparent) if is_traceparent(traceparent) else None,
+    )
     run = partial(rows, connection)
     if keyed.key is None:
         write(connection, replace(keyed, job_id=task_id))

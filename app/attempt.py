@@ -15,8 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -37,6 +36,7 @@ from app.claim import (
     received,
 )
 from app.clock import pause_s
+from app.ending import Ending, Outcome, Settlement
 from app.errors import LeaseLost, TransientError
 from app.failures import Decision, History, account, decide
 from app.job import Job, RunAgain, StoppedEarly, current, uninterrupted
@@ -48,6 +48,7 @@ from app.seat import DatabaseAway, Seat, broken, noticing_outage
 from app.settings import settings
 from app.submit import NOTIFY
 from app.sweep import expire_redelivered
+from app.tracing import attempt as traced
 from db.session import rows
 
 Handler = Callable[["Job", Any], Any]
@@ -58,25 +59,6 @@ LOCKED_LOOKS_REDELIVERED_S = (*LOCKED_LOOKS_S, 0.2, 0.3, 0.5, 0.9)
 RERUNS = 3
 EXIT_OUT_OF_MEMORY = 71
 HANDLERS: dict[tuple[str, int], Handler] = {}
-
-
-class Settlement(Enum):
-    """What the transport does with the delivery. IGNORE acknowledges too: it did not run here."""
-
-    SUCCEEDED = "succeeded"
-    RETRIED = "retried"
-    QUARANTINED = "quarantined"
-    IGNORE = "ignore"
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How one delivery ended: to be settled by the transport, after everything durable is durable."""
-
-    settlement: Settlement
-    result_key: str = ""
-    reason: str = ""
-    delay_s: float = 0.0
 
 
 def run(seat: Seat, delivery: Delivery, job_type: JobType) -> Ending:
@@ -139,7 +121,7 @@ def once(seat: Seat, delivery: Delivery, job_type: JobType, *, first_try: bool, 
     with noticing_outage(connection):
         if not first_try:
             release(connection, delivery.job_id, worker_id, seat.pid, "the database was away")
-        claimed = win(connection, seat.pid, delivery, job_type, worker_id, first_try)
+        claimed, expired = win(connection, seat.pid, delivery, job_type, worker_id, first_try)
         if claimed is Refusal.NO_LEASE:
             return None
         if isinstance(claimed, Refusal):
@@ -148,14 +130,19 @@ def once(seat: Seat, delivery: Delivery, job_type: JobType, *, first_try: bool, 
             received(connection, delivery, worker_id, claimed)
             reject = claimed in (Refusal.QUARANTINED, Refusal.UNKNOWN)
             settlement = Settlement.QUARANTINED if reject else Settlement.IGNORE
-            return Ending(settlement, reason=claimed.value)
-    return work(seat, delivery, claimed, worker_id, job_type, spoilt)
+            return Ending(settlement, reason=claimed.value, expired=expired)
+    ending = work(seat, delivery, claimed, worker_id, job_type, spoilt)
+    return replace(ending, waited_s=claimed.waited_s, expired=expired)
 
 
 def win(
     connection: PgConnection, pid: int, delivery: Delivery, job_type: JobType, worker_id: UUID, first_try: bool
-) -> Claimed | Refusal:
-    """Claim the job, or say why not: a lock is looked at again shortly before it is believed."""
+) -> tuple[Claimed | Refusal, bool]:
+    """Claim the job, or say why not: a lock is looked at again shortly before it is believed.
+
+    True when the job was taken from an owner that a redelivery proved dead.
+    """
+    expired = False
     looks = LOCKED_LOOKS_REDELIVERED_S if delivery.redelivered else LOCKED_LOOKS_S
     for number, wait_s in enumerate((*looks, None)):
         claimed = None
@@ -164,16 +151,17 @@ def win(
         if claimed is None:
             claimed = claim(connection, delivery, worker_id, pid)
         if claimed is not None:
-            return claimed
+            return claimed, expired
         refusal = look(connection, delivery, worker_id)
         if refusal is Refusal.OWNED and delivery.redelivered and delivery.redelivered_known:
             # The owner's session ends a moment after the broker gave its message back.
             gone = expire_redelivered(connection, delivery.job_id)
+            expired = expired or gone
             again = gone or number < len(LOCKED_LOOKS_S)
         else:
             again = refusal is Refusal.LOCKED
         if not again or wait_s is None:
-            return refusal
+            return refusal, expired
         time.sleep(wait_s)
     raise AssertionError("unreachable")
 
@@ -183,6 +171,19 @@ def work(seat: Seat, delivery: Delivery, claimed: Claimed, worker_id: UUID, job_
     holder = finish.Holder(claimed, delivery, worker_id)
     job = Job(seat, claimed, worker_id, job_type)
     token = current.set(job)
+    trace = traced(claimed.type, job.job_id, job.attempt, job.correlation_id, job.trace_context, queue=job_type.queue)
+    try:
+        with trace as span:
+            ending = keep(seat, holder, job, job_type, spoilt)
+            span.end(ending.outcome, ending.reason if ending.failure else None)
+            return ending
+    finally:
+        current.reset(token)
+        job.close()
+
+
+def keep(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType, spoilt: bool) -> Ending:
+    """The attempt, or the end of one whose job belongs to another by now."""
     try:
         if spoilt:
             broke = TransientError("the database session broke under the handler each time, and the database answers")
@@ -191,10 +192,7 @@ def work(seat: Seat, delivery: Delivery, claimed: Claimed, worker_id: UUID, job_
     except LeaseLost as lost:
         log.error("job.lost", job_id=str(job.job_id), attempt=job.attempt, reason=str(lost))
         seat.drop()
-        return Ending(Settlement.IGNORE, reason="lost to another attempt")
-    finally:
-        current.reset(token)
-        job.close()
+        return Ending(Settlement.IGNORE, reason="lost to another attempt", outcome=Outcome.LOST)
 
 
 def attempt(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType) -> Ending:
@@ -218,7 +216,7 @@ def attempt(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType) -> E
     except Exception as error:  # noqa: BLE001  # a constraint of the user's, or a time limit in mid-commit
         if not written(job, holder):
             return fail(seat, holder, job, job_type, error)
-    return Ending(Settlement.SUCCEEDED, result_key=job.result_key)
+    return Ending(Settlement.SUCCEEDED, result_key=job.result_key, outcome=Outcome.SUCCEEDED)
 
 
 def handle(seat: Seat, job: Job, handler: Handler) -> Any:
@@ -251,7 +249,7 @@ def stop_early(seat: Seat, job: Job) -> Ending:
         rows(job.connection, "ROLLBACK")
         job.in_transaction = False
     release(job.connection, job.job_id, seat.worker_id, seat.pid, "the handler stopped when it was asked to")
-    return Ending(Settlement.IGNORE, reason="released")
+    return Ending(Settlement.IGNORE, reason="released", outcome=Outcome.RELEASED)
 
 
 def fail(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType, error: BaseException) -> Ending:
@@ -277,9 +275,10 @@ def fail(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType, error: 
         retry_in_s=decision.delay_s,
     )
     write(seat, holder, job, lambda on: record(on, holder, job, decision))
+    failed = Ending(Settlement.QUARANTINED, reason=decision.reason, failure=decision.failure, cause=decision.cause)
     if decision.delay_s is None:
-        return Ending(Settlement.QUARANTINED, reason=decision.reason)
-    return Ending(Settlement.RETRIED, reason=decision.reason, delay_s=decision.delay_s)
+        return replace(failed, outcome=Outcome.QUARANTINED)
+    return replace(failed, settlement=Settlement.RETRIED, outcome=Outcome.RETRIED, delay_s=decision.delay_s)
 
 
 def succeed(on: PgConnection, holder: finish.Holder, job: Job, result: str | None) -> None:

@@ -30,7 +30,7 @@ WITH owner AS (
     SELECT worker_id FROM workers
      WHERE worker_id = %(worker_id)s AND lost_at IS NULL AND stopped_at IS NULL AND lease_until > clock_timestamp()
 ), candidate AS (
-    SELECT job_id FROM jobs
+    SELECT job_id, greatest(changed_at, not_before) AS ready_at FROM jobs
      WHERE job_id = %(job_id)s AND state IN ('queued', 'retry_wait')
        AND (not_before IS NULL OR not_before <= clock_timestamp())
        AND (expires_at IS NULL OR expires_at > clock_timestamp())
@@ -40,7 +40,7 @@ WITH owner AS (
                     parked_at = NULL, changed_at = clock_timestamp()
       FROM candidate, owner
      WHERE jobs.job_id = candidate.job_id AND state IN ('queued', 'retry_wait')
-    RETURNING jobs.*
+    RETURNING jobs.*, ready_at
 ), paid AS (
     DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id
 ), journal AS (
@@ -49,7 +49,8 @@ WITH owner AS (
       FROM job, (VALUES (1, 'received'), (2, 'claim')) AS words (place, word) ORDER BY place
 )
 SELECT attempt, payload, type, schema_version, failures, max_failures, correlation_id, checkpoint,
-       extract(epoch FROM clock_timestamp() - created_at)::float8, last_delay_s
+       extract(epoch FROM clock_timestamp() - created_at)::float8, last_delay_s, trace_context,
+       extract(epoch FROM clock_timestamp() - ready_at)::float8
   FROM job
 """,
     job_id="uuid",
@@ -74,7 +75,8 @@ READ_HELD = JOB_PLANS.statement(
     "held",
     """
 SELECT attempt + 1, payload, jobs.type, jobs.schema_version, failures, max_failures, jobs.correlation_id, checkpoint,
-       extract(epoch FROM clock_timestamp() - jobs.created_at)::float8, last_delay_s
+       extract(epoch FROM clock_timestamp() - jobs.created_at)::float8, last_delay_s, jobs.trace_context,
+       extract(epoch FROM clock_timestamp() - greatest(changed_at, not_before))::float8
   FROM jobs JOIN outbox USING (job_id), workers
  WHERE jobs.job_id = %(job_id)s AND current_setting('deadsure.held') = '1' AND outbox.sends = 1
    AND workers.worker_id = %(worker_id)s AND workers.lost_at IS NULL AND workers.stopped_at IS NULL
@@ -133,7 +135,10 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A won claim: with `job_id`, `attempt` is the fencing token of every later write."""
+    """A won claim: with `job_id`, `attempt` is the fencing token of every later write.
+
+    `waited_s`: from the moment the job could be started to this claim.
+    """
 
     committed: bool
     job_id: UUID
@@ -147,6 +152,8 @@ class Claimed:
     checkpoint: Any
     age_s: float
     last_delay_s: float | None
+    trace_context: str | None
+    waited_s: float
 
 
 def parameters(delivery: Delivery, worker_id: UUID, pid: int) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class Job:
         self.attempt = claimed.attempt
         self.failures = claimed.failures
         self.correlation_id = claimed.correlation_id
+        self.trace_context = claimed.trace_context
         self.cursor = claimed.checkpoint
         self.result_key = f"job:{claimed.job_id}"
         self.payload: Any = None

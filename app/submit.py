@@ -32,6 +32,7 @@ from app.job_types import JobType
 from app.json_text import to_json
 from app.settings import settings
 from app.states import State
+from app.tracing import is_traceparent
 from db.pooled import with_pooled
 from db.prepared import Plans
 from db.session import one, rows
@@ -41,6 +42,7 @@ CHANNEL = "deadsure_outbox"
 BULK_ROWS = 1000
 PRIORITIES = range(10)
 KEY_LIMIT = 512
+CORRELATION_LIMIT = 200
 LATEST_S = 100 * 366 * 86_400
 
 INSERT = """
@@ -227,6 +229,10 @@ def prepare(
         raise ValueError(
             f"{job_type.name}: a task_id and an idempotency key exclude each other; the key makes the job's id"
         )
+    if correlation_id is not None and not is_correlation_id(correlation_id):
+        raise ValueError(f"{job_type.name}: correlation_id must be 1 to {CORRELATION_LIMIT} printable characters")
+    if trace_context is not None and not is_traceparent(trace_context):
+        raise ValueError(f"{job_type.name}: traceparent={trace_context!r} is no W3C traceparent of version 00")
     text, digest = encode(payload)
     return NewJob(
         job_type=job_type,
@@ -243,6 +249,11 @@ def prepare(
         trace_context=trace_context,
         parent_id=parent_id,
     )
+
+
+def is_correlation_id(value: object) -> bool:
+    """Whether `value` can go into every log line of a job."""
+    return isinstance(value, str) and 0 < len(value) <= CORRELATION_LIMIT and value.isprintable()
 
 
 def alone(job: NewJob) -> Submitted:

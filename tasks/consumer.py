@@ -25,6 +25,7 @@ from app.job_types import REGISTRY, JobType, find
 from app.journal import JournalWriter, log
 from app.park import park
 from app.settings import settings
+from app.tracing import HEADER
 from tasks.headers import COPY, EPISODE, VERSION
 from tasks.inspection import complaint, is_of_a_job, is_uuid, never_decompress, time_of
 from tasks.services import journal, services
@@ -114,11 +115,15 @@ class DurableConsumer(Consumer):
             self.dead_letter(message, "callbacks, chains and chords are not supported on a durable task")
             return
         eta, expires = (time_of(message.headers.get(name)) for name in ("eta", "expires"))
+        lineage = {
+            "correlation_id": message.properties.get("correlation_id"),
+            "traceparent": message.headers.get(HEADER),
+        }
 
         def work(connection: PgConnection) -> Settle:
             try:
                 fields = self.app.tasks[job_type.name].fields(args, kwargs)
-                job_id = adopt(connection, uuid.UUID(task_id), job_type, fields, eta=eta, expires=expires)
+                job_id = adopt(connection, uuid.UUID(task_id), job_type, fields, eta=eta, expires=expires, **lineage)
             except (ValidationError, DeadsureError, TypeError, ValueError) as error:
                 log.error("message.not_adopted", type=job_type.name, error=type(error).__name__)
                 return Settle.REJECT

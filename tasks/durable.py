@@ -8,22 +8,23 @@ from datetime import datetime
 from typing import Any, NoReturn, ParamSpec
 
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from app import attempt, submit
-from app.attempt import Handler, Settlement
+from app import attempt, submit, tracing
+from app.attempt import Handler
 from app.errors import TransientError, UnsupportedOption
 from app.failures import Classifier, Failure, known
-from app.job import current
+from app.job import Job, current
 from app.job_types import JobType, find, register
 from app.settings import settings
 from app.submit import NewJob, Submitted
+from app.tracing import HEADER, is_traceparent
 from tasks import eager
 from tasks.application import app
 from tasks.delivery import delivery_of
+from tasks.endings import tell
 from tasks.headers import VERSION
 from tasks.services import seat
 from tasks.topology import work_queue
@@ -47,16 +48,7 @@ class DurableTask(Task):
         if self.request.called_directly:
             raise UnsupportedOption(f"{self.name}: a durable task is not called directly; use .delay() or .submit()")
         job_type = find(self.name, self.request.get(VERSION))
-        ending = attempt.run(seat(), delivery_of(self.request), job_type)
-        match ending.settlement:
-            case Settlement.SUCCEEDED:
-                return ending.result_key  # the result itself stays in the job row, out of logs and events
-            case Settlement.RETRIED:
-                raise Retry(ending.reason, when=ending.delay_s)
-            case Settlement.QUARANTINED:
-                raise Reject(ending.reason, requeue=False)
-            case Settlement.IGNORE:
-                raise Ignore(ending.reason)
+        return tell(attempt.run(seat(), delivery_of(self.request), job_type))
 
     def apply(self, *_args: Any, **_options: Any) -> Any:
         """Refused: without a worker there is no lease. For tests set `task_always_eager` and use `.delay()`."""
@@ -86,15 +78,20 @@ class DurableTask(Task):
         priority: int | None = None,
         idempotency_key: str | None = None,
         scope: str = "",
+        correlation_id: str | None = None,
+        traceparent: str | None = None,
+        headers: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> AsyncResult:
         """Submit a job in a transaction of its own, or in the finishing transaction when a handler calls.
 
         `countdown` in seconds; `eta` with a time zone; `expires` (seconds, or a time with zone): not started after it,
-        then REVOKED; `priority` 0 to 9, 9 first. Raises pydantic.ValidationError,
+        then REVOKED; `priority` 0 to 9, 9 first. `correlation_id` and `traceparent` (W3C; or the header of that name)
+        go with the job into the log lines of its handler, and to its children; without them they are the calling job's,
+        or that of OpenTelemetry's present span. Raises pydantic.ValidationError,
         PayloadTooLarge, IdempotencyConflict, UnsupportedOption; psycopg2.OperationalError when the database is away.
         """
-        refuse(self.name, options)
+        refuse(self.name, {**options, "headers": {k: v for k, v in (headers or {}).items() if k not in PROPAGATED}})
         parent = current.get()
         if idempotency_key is None and parent is not None and self.job_type.key is None:
             idempotency_key = parent.child_key(self.name)
@@ -107,8 +104,8 @@ class DurableTask(Task):
             eta=eta,
             expires=expires,
             job_id=own_id(self.name, task_id) if task_id else None,
-            correlation_id=parent.correlation_id if parent else None,
             parent_id=parent.job_id if parent else None,
+            **lineage(parent, correlation_id, traceparent or in_headers(headers)),
         )
         if parent is not None:
             parent.outgoing.append(job)
@@ -139,6 +136,7 @@ class DurableTask(Task):
             countdown_s=countdown,
             eta=eta,
             expires=expires,
+            **lineage(current.get()),
         )
         refuse_eager(self.name)
         return submit.in_session(session, [job])[0]
@@ -169,6 +167,7 @@ class DurableTask(Task):
                 f"{self.name}: {len(each_key)} keys and {len(each_scope)} scopes for {len(listed)} payloads"
             )
         parent = current.get()
+        origin = lineage(parent)
         jobs = [
             self.prepare(
                 payload,
@@ -178,8 +177,8 @@ class DurableTask(Task):
                 countdown_s=countdown,
                 eta=eta,
                 expires=expires,
-                correlation_id=parent.correlation_id if parent else None,
                 parent_id=parent.job_id if parent else None,
+                **origin,
             )
             for payload, key, its_scope in zip(listed, each_key, each_scope, strict=True)
         ]
@@ -202,6 +201,20 @@ class DurableTask(Task):
         return {**named, **kwargs}
 
 
+def lineage(parent: Job | None, correlation_id: str | None = None, traceparent: str | None = None) -> dict[str, Any]:
+    """Correlation id and trace context of a new job: the caller's word, then what is known of where it is called."""
+    return {
+        "correlation_id": correlation_id or (parent.correlation_id if parent else None),
+        "trace_context": traceparent or tracing.present() or (parent.trace_context if parent else None),
+    }
+
+
+def in_headers(headers: Mapping[str, Any] | None) -> str | None:
+    """The traceparent of Celery-style headers; None when it is not valid, as the standard asks."""
+    found = (headers or {}).get(HEADER)
+    return found if is_traceparent(found) else None
+
+
 def refuse_eager(name: str) -> None:
     """Raise UnsupportedOption in eager mode: a job cannot run before its caller's session has committed."""
     if app.conf.task_always_eager:
@@ -221,6 +234,8 @@ def own_id(name: str, task_id: str) -> uuid.UUID:
 
 # What Celery itself passes along, and what changes nothing for a durable job.
 HARMLESS = frozenset({"ignore_result", "shadow", "producer", "connection", "retry", "retry_policy"})
+# Headers of the message that a durable task knows: the last two are accepted with the first, and stay behind.
+PROPAGATED = frozenset({HEADER, "tracestate", "baggage"})
 # Named first in a refusal: who wrote a chain does not recognise what else Celery passes with it.
 COMPOSITE = ("chain", "chord", "group_id", "link", "link_error")
 

@@ -12,8 +12,8 @@ from contextlib import closing
 import psycopg2
 
 from app import attempt
-from app.attempt import Settlement
 from app.claim import Delivery
+from app.ending import Settlement
 from app.job import current
 from app.job_types import find
 from app.lease import Keeper

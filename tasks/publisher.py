@@ -24,6 +24,7 @@ from redis.exceptions import ResponseError
 
 from app.errors import DeadsureError
 from app.outbox import Debt
+from app.tracing import HEADER
 from tasks.headers import COPY, EPISODE, VERSION
 from tasks.inspection import BODY
 from tasks.topology import EXCHANGE, quarantine_queue, work_queue
@@ -70,7 +71,7 @@ def headers(debt: Debt) -> dict[str, Any]:
         "occurred_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
     if debt.trace_context:
-        found["traceparent"] = debt.trace_context
+        found[HEADER] = debt.trace_context
     return found
 
 
