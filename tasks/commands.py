@@ -15,6 +15,7 @@ from app.journal import JournalWriter, configure_logging, log
 from app.settings import settings
 from app.sweep import Swept
 from db.migrate import check
+from tasks.diagnose import diagnose_job
 from tasks.doctor import doctor
 from tasks.intake import Intake
 from tasks.relay import Relay
@@ -59,5 +60,7 @@ def relay_command() -> None:
 deadsure.add_command(demo)
 
 deadsure.add_command(doctor)
+
+deadsure.add_command(diagnose_job)
 
 __all__ = ["deadsure"]
