@@ -1,5 +1,7 @@
 """Celery's settings for durable jobs; each differs from Celery's default for the reason given."""
 
+from typing import Any
+
 from app.settings import settings
 from tasks.topology import EXCHANGE, WORK_QUEUE, task_queues
 
@@ -33,6 +35,9 @@ timezone = "UTC"
 # Durable, since RabbitMQ 4.3 refuses transient queues that are not exclusive.
 control_queue_exclusive = event_queue_exclusive = False
 control_queue_durable = event_queue_durable = True
+
+beat_scheduler = "tasks.beat:DurableScheduler"  # one job per tick, whatever the number of beats
+beat_schedule: dict[str, Any] = {}
 
 broker_connection_retry_on_startup = True
 broker_connection_max_retries = None  # an outage of the broker is waited for, however long

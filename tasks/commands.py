@@ -18,6 +18,7 @@ from db.migrate import check
 from tasks.diagnose import diagnose_job
 from tasks.doctor import doctor
 from tasks.intake import Intake
+from tasks.periodic import periodic
 from tasks.relay import Relay
 from tasks.services import keeps_messages
 from tasks.sweeper import SweeperThread
@@ -62,5 +63,7 @@ deadsure.add_command(demo)
 deadsure.add_command(doctor)
 
 deadsure.add_command(diagnose_job)
+
+deadsure.add_command(periodic)
 
 __all__ = ["deadsure"]

@@ -34,3 +34,8 @@ def before(day: datetime, count: int) -> tuple[str, ...]:
     """The last `count` whole months before the month of `day`, oldest first."""
     last = day.year * 12 + day.month - 2
     return tuple(f"{n // 12:04d}-{n % 12 + 1:02d}" for n in range(last - count + 1, last + 1))
+
+
+def month_before(day: datetime) -> str:
+    """The whole month before the month of `day`: what a report at the turn of the month is about."""
+    return before(day, 1)[0]

@@ -98,6 +98,18 @@ class Programs:
             ready_prompt=ready_prompt,
         )
 
+    def beat(
+        self,
+        app: str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        faults: Iterable[Fault] = (),
+    ) -> Node:
+        """Start `celery -A app beat`; waits until it has read its schedule."""
+        name = self._unused("beat")
+        raw = self._launch(["-m", "celery", "-A", app, "beat", "-l", "INFO"], name, environment, faults)
+        return self._keep(Node(NodeContainer(raw, "periodic.ready")), ready=True)
+
     def producer(
         self,
         code: str,

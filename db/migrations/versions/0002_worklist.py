@@ -102,9 +102,10 @@ def periodic() -> None:
     op.create_table(
         "periodic_ticks",
         sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("schedule", sa.Text(), nullable=False),
         sa.Column("last_tick", sa.DateTime(timezone=True), nullable=False),
         sa.Column("changed_at", sa.DateTime(timezone=True), server_default=NOW, nullable=False),
-        sa.PrimaryKeyConstraint("name", name=op.f("pk_periodic_ticks")),
+        sa.PrimaryKeyConstraint("name", "schedule", name=op.f("pk_periodic_ticks")),
     )
 
 
