@@ -12,7 +12,7 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
-LONG_RUNNING = {"postgres", "rabbitmq", "redis", "worker", "flower"}
+LONG_RUNNING = {"postgres", "rabbitmq", "redis", "worker", "beat", "flower"}
 SECRETS = {
     "POSTGRES_PASSWORD": "pgsecret",
     "RABBITMQ_PASSWORD": "mqsecret",
@@ -78,7 +78,7 @@ def test_every_server_has_a_healthcheck_and_time_to_stop(services: dict[str, Any
 
 def test_nothing_runs_before_the_schema_is_there(services: dict[str, Any]) -> None:
     assert services["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
-    for name in ("worker", "flower"):
+    for name in ("worker", "beat", "flower"):
         needs = services[name]["depends_on"]
         assert needs["migrate"]["condition"] == "service_completed_successfully"
         assert needs["rabbitmq"]["condition"] == "service_healthy"
