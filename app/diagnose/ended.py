@@ -34,6 +34,8 @@ def succeeded_not_acked(facts: Facts, job: JobRow) -> Said | None:
         return None
     gone = facts.owner_gone
     holder = "its worker is gone, so the broker gives it out again" if gone else "its worker may still hold it"
+    if facts.broker and facts.broker.ready == 0 == facts.broker.unacknowledged:
+        holder = "the broker holds no message any more, so only the note was lost"
     return Said(
         f"It succeeded at {moment(end.at)} and its effect stands ({job.result_key}); the journal has no "
         f"acknowledgement of copy {end.copy}, delivery {end.delivery_tag}: {holder}. Whoever gets it finds "

@@ -13,7 +13,6 @@ from uuid import UUID
 
 from app.settings import Settings
 
-SILENT_RENEWALS = 3  # a keeper that missed so many renewals is not only late
 WINDOW_FULL = 0.75  # of the window: see `app.outbox.TAKE`
 
 
@@ -75,7 +74,11 @@ class Debt:
 
 @dataclass(frozen=True)
 class Owner:
-    """A worker that has, or had, the job. `session`: its advisory lock is held; None when that says nothing."""
+    """A worker that has, or had, the job.
+
+    `session`: its advisory lock is held; None when that says nothing. `renewed_at`: when that session was last used,
+    which a keeper does to renew and for nothing else; None where it cannot be seen.
+    """
 
     worker_id: UUID
     name: str
@@ -86,6 +89,7 @@ class Owner:
     lost_cause: str | None
     stopped_at: datetime | None
     session: bool | None
+    renewed_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,8 @@ class Batch:
 class Fleet:
     """Who is alive. `versions`: of the job's type, as known to live workers.
 
-    `relays`, `sweepers`: [sessions, those that have looked lately]; None where sessions cannot be seen (a pooler).
+    `relays`, `sweepers`: (sessions, those that have looked lately). `busy`: sessions of handlers that were used lately.
+    None where sessions cannot be seen (a pooler).
     """
 
     live: int
@@ -174,6 +179,7 @@ class Fleet:
     versions: tuple[str, ...]
     relays: tuple[int, int] | None
     sweepers: tuple[int, int] | None
+    busy: int | None = None
 
 
 @dataclass(frozen=True)
@@ -246,11 +252,6 @@ class Facts:
         return self.age_s(self.debt.due_at) if self.debt else 0.0
 
     @property
-    def silent_s(self) -> float:
-        """Seconds since the owner last renewed its lease, by the length that leases have here."""
-        return self.age_s(self.owner.lease_until) + self.settings.lease_s if self.owner else 0.0
-
-    @property
     def owner_gone(self) -> bool:
         """Whether the owner is declared lost, has left, or has no session any more."""
         owner = self.owner
@@ -258,8 +259,18 @@ class Facts:
 
     @property
     def owner_silent(self) -> bool:
-        """Whether the owner has missed renewals."""
-        return self.silent_s > SILENT_RENEWALS * self.settings.lease_renew_s
+        """Whether the owner has let half of its lease pass: a third is the most that may lie between renewals."""
+        owner = self.owner
+        if owner is None or owner.renewed_at is None:
+            return False
+        return self.age_s(owner.renewed_at) > (owner.lease_until - owner.renewed_at).total_seconds() / 2
+
+    @property
+    def untouched(self) -> bool:
+        """Whether messages stand in the queue and nobody works: no job of it runs, no handler's session is used."""
+        if not (self.broker and self.broker.ready and self.debt and self.debt.sends):
+            return False
+        return self.fleet.busy == 0 == self.line.running and self.age_s(self.debt.sent_at) > self.slow_s
 
     @property
     def window_full(self) -> bool:

@@ -53,6 +53,9 @@ SELECT kind, episode, sends, nullif(due_at, 'infinity') AS due_at, sent_at, retu
 """
 OWNER = f"""
 SELECT worker_id, name, hostname, pid, lease_until, lost_at, lost_cause, stopped_at,
+       (SELECT state_change FROM pg_locks held JOIN pg_stat_activity USING (pid)
+         WHERE held.locktype = 'advisory' AND held.granted AND held.objsubid = 1 AND NOT pooled
+           AND (held.classid::bigint << 32) | held.objid::bigint = workers.lock_key) AS renewed_at,
        CASE WHEN {SESSION_IS_GONE} THEN false WHEN NOT pooled AND NOT {LOCK_IS_MISSING} THEN true END AS session
   FROM workers WHERE worker_id = %(worker)s
 """
@@ -202,6 +205,7 @@ def fleet(connection: PgConnection, versioned: str, settings: Settings) -> Fleet
         versions=tuple(versions),
         relays=seen.get("relay", (0, 0)) if visible else None,
         sweepers=seen.get("sweeper", (0, 0)) if visible else None,
+        busy=seen.get("job", (0, 0))[1] if visible else None,
     )
 
 

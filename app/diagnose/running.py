@@ -31,7 +31,7 @@ def worker_lost_not_swept(facts: Facts, job: JobRow) -> Said | None:
     if owner is None or not facts.owner_gone or swept(facts):
         return None
     return Said(
-        f"{who(owner)} is gone ({gone(owner)}) and no sweeper is alive to free the job: it stays running until a "
+        f"Its owner, {who(owner)}, is gone ({gone(owner)}) and no sweeper is alive to free the job: it stays running until a "
         "worker or `deadsure relay` starts.",
         START_ONE,
     )
@@ -48,7 +48,7 @@ def worker_lost(facts: Facts, job: JobRow) -> Said | None:
         else f"when its lease is over ({moment(owner.lease_until)}): its external effect must not be repeated early"
     )
     return Said(
-        f"{who(owner)} is gone ({gone(owner)}); a sweeper frees the job {when}, and another worker takes over.",
+        f"Its owner, {who(owner)}, is gone ({gone(owner)}); a sweeper frees the job {when}, and another worker takes over.",
         f"deadsure diagnose {job.job_id}",
     )
 
@@ -59,9 +59,9 @@ def owner_frozen(facts: Facts, job: JobRow) -> Said | None:
     if owner is None or not facts.owner_silent or owner.session is not True:
         return None
     return Said(
-        f"{who(owner)} has not renewed its lease for {span(facts.silent_s)} though its session is open: the process is "
-        f"frozen (stopped, a suspended machine, swapped out) or cut off. {lease(facts, owner)} What it writes later is "
-        f"refused by the fencing token (attempt {job.attempt}).",
+        f"Its owner, {who(owner)}, has not renewed its lease for {span(facts.age_s(owner.renewed_at))} though its "
+        f"session is open: the process is frozen (stopped, a suspended machine, swapped out) or cut off. {lease(facts, owner)} What it "
+        f"writes later is refused by the fencing token (attempt {job.attempt}).",
         f"ps -o pid,stat,etime,args -p {owner.pid}" if swept(facts) else START_ONE,
     )
 
@@ -72,7 +72,7 @@ def lease_over(facts: Facts, job: JobRow) -> Said | None:
     if owner is None or facts.age_s(owner.lease_until) < 0:
         return None
     return Said(
-        f"{who(owner)} has not renewed its lease; whether it is dead or frozen cannot be seen. {lease(facts, owner)}",
+        f"Its owner, {who(owner)}, has not renewed its lease; whether it is dead or frozen cannot be seen. {lease(facts, owner)}",
         f"ps -o pid,stat,etime,args -p {owner.pid}" if swept(facts) else START_ONE,
     )
 
@@ -100,8 +100,8 @@ def running(facts: Facts, job: JobRow) -> Said | None:
     done = f", {job.progress_done} of {job.progress_total or '?'} done" if job.progress_done is not None else ""
     how = " in one commit with its effect" if facts.held_since else ""
     return Said(
-        f"Attempt {job.attempt + bool(facts.held_since)} runs for {span(facts.age_s(since))}{how}{done}; {who(owner)} "
-        f"is alive (lease until {moment(owner.lease_until)}){limit(facts, job)}.",
+        f"Attempt {job.attempt + bool(facts.held_since)} runs for {span(facts.age_s(since))}{how}{done}; its owner, "
+        f"{who(owner)}, is alive (lease until {moment(owner.lease_until)}){limit(facts, job)}.",
         f"deadsure show {job.job_id}",
         wrong=False,
     )
@@ -109,7 +109,7 @@ def running(facts: Facts, job: JobRow) -> Said | None:
 
 def who(owner: Owner) -> str:
     """The worker, as a person finds it."""
-    return f"Worker {owner.name} (pid {owner.pid} on {owner.hostname})"
+    return f"worker {owner.name} (pid {owner.pid} on {owner.hostname})"
 
 
 def gone(owner: Owner) -> str:

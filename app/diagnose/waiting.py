@@ -65,8 +65,8 @@ def broker_down(facts: Facts, job: JobRow) -> Said | None:
     if not facts.due or facts.broker is None or facts.broker.reachable:
         return None
     return Said(
-        f"The broker of BROKER_URL does not answer ({'; '.join(facts.broker.notes)}). The debt is safe in the database "
-        "and is sent when the broker is back.",
+        f"The broker of BROKER_URL cannot be used: {'; '.join(facts.broker.notes)}. The debt is safe in the database and "
+        "is sent when the broker is back.",
         "deadsure doctor",
     )
 
@@ -84,16 +84,10 @@ def waiting_no_worker(facts: Facts, job: JobRow) -> Said | None:
 def waiting_no_consumer(facts: Facts, job: JobRow) -> Said | None:
     """Workers live, and none takes messages from this queue."""
     broker = facts.broker
-    if not facts.due or broker is None or facts.debt is None:
+    if not facts.due or broker is None:
         return None
-    idle = (
-        broker.consumers is None
-        and bool(broker.ready)
-        and not facts.line.running
-        and facts.debt.sends > 0
-        and facts.age_s(facts.debt.sent_at) > facts.slow_s
-    )
-    if broker.consumers != 0 and not idle:
+    # Redis/Valkey does not tell who consumes; that nobody works while messages wait does.
+    if broker.consumers != 0 and not (broker.consumers is None and facts.untouched):
         return None
     seen = "it has no consumer" if broker.consumers == 0 else "nothing of it runs"
     missing = " The queue is not declared." if broker.exists is False else ""
@@ -101,6 +95,18 @@ def waiting_no_consumer(facts: Facts, job: JobRow) -> Said | None:
         f"Live workers: {facts.fleet.live}, but none consumes the queue {job.queue!r}: {seen}, and "
         f"{many(broker.ready or 0, 'message')} in it.{missing} Workers started with -Q take only the queues named.",
         f"celery -A tasks worker -Q {job.queue}",
+    )
+
+
+def consumers_take_nothing(facts: Facts, job: JobRow) -> Said | None:
+    """Workers are connected and alive by their lease, and do not take messages."""
+    if not facts.due or not facts.broker or not facts.broker.consumers or not facts.untouched:
+        return None
+    return Said(
+        f"The queue {job.queue!r} has {many(facts.broker.consumers, 'consumer')} and "
+        f"{many(facts.broker.ready or 0, 'message')}, and nothing runs: a worker is frozen, or holds its deliveries "
+        "while it cannot reach the database.",
+        "celery -A tasks inspect ping",
     )
 
 
@@ -137,7 +143,8 @@ def relay_not_sending(facts: Facts, job: JobRow) -> Said | None:
         return None
     return Said(
         f"Its debt is due for {span(facts.overdue_s)}, and the relays at work do not send it: the broker refuses "
-        f"(full queue, alarm, other arguments of the queue), or no worker's code routes a type to {job.queue!r}.",
+        f"(full queue, alarm, other arguments of the queue), no code at work routes a type to {job.queue!r}, or their "
+        f"DEADSURE_WINDOW is smaller than here and full ({many(facts.line.unpaid, 'unclaimed message')}).",
         "deadsure doctor",
     )
 
@@ -237,6 +244,7 @@ RULES = (
     waiting_no_worker,
     waiting_behind_window,
     waiting_no_consumer,
+    consumers_take_nothing,
     relay_stopped,
     relay_not_sending,
     crashes_growing,
