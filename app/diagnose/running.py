@@ -31,8 +31,8 @@ def worker_lost_not_swept(facts: Facts, job: JobRow) -> Said | None:
     if owner is None or not facts.owner_gone or swept(facts):
         return None
     return Said(
-        f"Its owner, {who(owner)}, is gone ({gone(owner)}) and no sweeper is alive to free the job: it stays running until a "
-        "worker or `deadsure relay` starts.",
+        f"Its owner, {who(owner)}, is gone ({gone(owner)}) and no sweeper is alive to free the job: it stays running "
+        "until a worker or `deadsure relay` starts.",
         START_ONE,
     )
 
@@ -48,7 +48,8 @@ def worker_lost(facts: Facts, job: JobRow) -> Said | None:
         else f"when its lease is over ({moment(owner.lease_until)}): its external effect must not be repeated early"
     )
     return Said(
-        f"Its owner, {who(owner)}, is gone ({gone(owner)}); a sweeper frees the job {when}, and another worker takes over.",
+        f"Its owner, {who(owner)}, is gone ({gone(owner)}); a sweeper frees the job {when}, and another worker takes "
+        "over.",
         f"deadsure diagnose {job.job_id}",
     )
 
@@ -60,8 +61,8 @@ def owner_frozen(facts: Facts, job: JobRow) -> Said | None:
         return None
     return Said(
         f"Its owner, {who(owner)}, has not renewed its lease for {span(facts.age_s(owner.renewed_at))} though its "
-        f"session is open: the process is frozen (stopped, a suspended machine, swapped out) or cut off. {lease(facts, owner)} What it "
-        f"writes later is refused by the fencing token (attempt {job.attempt}).",
+        f"session is open: the process is frozen (stopped, a suspended machine, swapped out) or cut off. "
+        f"{lease(facts, owner)} What it writes later is refused by the fencing token (attempt {job.attempt}).",
         f"ps -o pid,stat,etime,args -p {owner.pid}" if swept(facts) else START_ONE,
     )
 
@@ -72,7 +73,8 @@ def lease_over(facts: Facts, job: JobRow) -> Said | None:
     if owner is None or facts.age_s(owner.lease_until) < 0:
         return None
     return Said(
-        f"Its owner, {who(owner)}, has not renewed its lease; whether it is dead or frozen cannot be seen. {lease(facts, owner)}",
+        f"Its owner, {who(owner)}, has not renewed its lease; whether it is dead or frozen cannot be seen. "
+        f"{lease(facts, owner)}",
         f"ps -o pid,stat,etime,args -p {owner.pid}" if swept(facts) else START_ONE,
     )
 

@@ -65,8 +65,8 @@ def broker_down(facts: Facts, job: JobRow) -> Said | None:
     if not facts.due or facts.broker is None or facts.broker.reachable:
         return None
     return Said(
-        f"The broker of BROKER_URL cannot be used: {'; '.join(facts.broker.notes)}. The debt is safe in the database and "
-        "is sent when the broker is back.",
+        f"The broker of BROKER_URL cannot be used: {'; '.join(facts.broker.notes)}. The debt is safe in the database "
+        "and is sent when the broker is back.",
         "deadsure doctor",
     )
 
