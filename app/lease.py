@@ -19,7 +19,7 @@ import struct
 import threading
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 
 import psycopg2
@@ -31,9 +31,10 @@ from app.settings import Settings
 from db.session import connect, one, rows
 
 REGISTER = """
-INSERT INTO workers (worker_id, name, hostname, pid, lock_key, pooled, knows, locked_at, lease_until)
+INSERT INTO workers (worker_id, name, hostname, pid, lock_key, pooled, knows, accepts, queues, locked_at, lease_until)
 VALUES (%(worker_id)s, %(name)s, %(hostname)s, %(pid)s, %(lock_key)s, %(pooled)s, to_jsonb(%(knows)s::text[]),
-        clock_timestamp(), clock_timestamp() + make_interval(secs => %(lease_s)s))
+        to_jsonb(%(accepts)s::text[]), to_jsonb(%(queues)s::text[]), clock_timestamp(),
+        clock_timestamp() + make_interval(secs => %(lease_s)s))
 """
 # The lock is taken before its key is published: whoever reads the key can find the lock.
 RELOCK = """
@@ -41,7 +42,8 @@ UPDATE workers SET lock_key = %(lock_key)s, locked_at = clock_timestamp(), poole
  WHERE worker_id = %(worker_id)s AND lost_at IS NULL AND stopped_at IS NULL
 """
 RENEW = """
-UPDATE workers SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s)
+UPDATE workers SET lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s),
+                   queues = to_jsonb(%(queues)s::text[])
  WHERE worker_id = %(worker_id)s AND lost_at IS NULL AND stopped_at IS NULL
 RETURNING 1
 """
@@ -95,23 +97,20 @@ class SharedLease:
 class Keeper(threading.Thread):
     """Keeps the lease of this process. `start_lease` registers in the caller's thread, `start` goes on renewing."""
 
-    def __init__(self, settings: Settings, name: str, knows: list[str]) -> None:
+    def __init__(self, settings: Settings, name: str, knows: list[str], accepts: Sequence[str] = ()) -> None:
         super().__init__(name="deadsure-keeper", daemon=True)
         self.shared = SharedLease()
         self.worker_id = uuid.uuid4()
+        self.queues: list[str] | None = None  # what the worker consumes; written with the next renewal
+        self.accepts = list(accepts)
         self._settings, self._node, self._knows = settings, name, knows
         self._connection: PgConnection | None = None
         self._stop_reader, self._stop_writer = socket.socketpair()
-        self._on_lost: list[Callable[[uuid.UUID], None]] = []
 
     def start_lease(self) -> uuid.UUID:
         """Register once; raises psycopg2.Error when the database is away."""
         self._register()
         return self.worker_id
-
-    def on_lost(self, callback: Callable[[uuid.UUID], None]) -> None:
-        """Call `callback(old worker id)` from the keeper's thread after the lease was taken away."""
-        self._on_lost.append(callback)
 
     def run(self) -> None:
         """Renew until stopped; a lost session is replaced at once, a lost lease by a new incarnation."""
@@ -154,21 +153,18 @@ class Keeper(threading.Thread):
             self._connect(RELOCK)
         assert self._connection is not None
         before = boottime_s()
-        values = {"worker_id": str(self.worker_id), "lease_s": self._settings.lease_s}
+        values = {"worker_id": str(self.worker_id), "lease_s": self._settings.lease_s, "queues": self.queues}
         if one(self._connection, RENEW, values):
             self.shared.write(self.worker_id, before + self._settings.lease_s)
             return
-        lost = self.worker_id
         log.error(
             "lease.lost",
-            worker_id=str(lost),
+            worker_id=str(self.worker_id),
             consequence="its running jobs belong to other workers now; their late results will not be written",
         )
         self._drop()
         self.worker_id = uuid.uuid4()
         self._register()
-        for callback in self._on_lost:
-            callback(lost)
 
     def _register(self) -> None:
         before = boottime_s()
@@ -199,6 +195,8 @@ class Keeper(threading.Thread):
                 "lock_key": lock_key,
                 "pooled": pooled,
                 "knows": self._knows,
+                "accepts": self.accepts,
+                "queues": self.queues,
                 "lease_s": self._settings.lease_s,
             },
         )

@@ -1,9 +1,9 @@
 """park: a delivery whose type or version this worker does not know. Another worker, newer or older, may know it.
 
-The debt stays unpaid, so the message is offered again with a growing gap; while a live worker knows the type, the gap
-does not grow, and is never the same twice, so that the message meets that worker soon. Only when nobody has known the
-job for the grace period, and no live worker does, is it quarantined; the database's clock runs from the first worker
-that said so.
+The debt stays unpaid, so the message is offered again with a growing gap; while a live worker knows the type and
+consumes its queue, the gap does not grow, and is never the same twice, so that the message meets that worker soon. Only
+when nobody has known the job for the grace period, and no such worker lives, is it quarantined; the database's clock
+runs from the first worker that said so.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from psycopg2.extensions import connection as PgConnection
 
 from db.session import one
 
+# A worker that does not consume the job's queue will never meet its message; NULL: it has not said yet what it does.
 KNOWN_ELSEWHERE = """
 EXISTS (SELECT FROM workers
          WHERE stopped_at IS NULL AND lost_at IS NULL AND lease_until > clock_timestamp()
+           AND (queues IS NULL OR queues @> to_jsonb(jobs.queue))
            AND knows @> to_jsonb(jobs.type || '@' || jobs.schema_version))
 """
 PARK = f"""

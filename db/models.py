@@ -201,7 +201,11 @@ class JobEvent(Base):
 
 
 class Worker(Base):
-    """The lease of one worker incarnation; `lock_key` is the advisory lock that its session holds."""
+    """The lease of one worker incarnation; `lock_key` is the advisory lock that its session holds.
+
+    `knows`: jobs that it can run, as name@version. `accepts`: messages without a job that it can read, foreign ones as
+    name@version and those of plain tasks by their name. `queues`: what it consumes; NULL while it has not said so.
+    """
 
     __tablename__ = "workers"
 
@@ -212,6 +216,8 @@ class Worker(Base):
     lock_key: Mapped[int] = mapped_column(unique=True)
     pooled: Mapped[bool] = mapped_column(server_default=FALSE)
     knows: Mapped[list[str]] = mapped_column(JSONB, server_default=text("'[]'"))
+    accepts: Mapped[list[str]] = mapped_column(JSONB, server_default=text("'[]'"))
+    queues: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))
     started_at: Mapped[datetime] = mapped_column(server_default=NOW)
     locked_at: Mapped[datetime | None]
     lease_until: Mapped[datetime]

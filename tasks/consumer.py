@@ -1,7 +1,7 @@
 """Celery's consumer without what durable jobs must not have, with a look at each message before Celery's own.
 
-Every message ends in one of four ways: a request for the pool, a park (type unknown here), an adoption (foreign), or a
-dead letter. None is acknowledged away, and none stops the worker.
+Every message ends in one of four ways: a request for the pool, a park (unknown here), an adoption (foreign), or a dead
+letter. None is acknowledged away, and none stops the worker.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from app.errors import DeadsureError
 from app.job_types import REGISTRY, JobType, find
 from app.journal import JournalWriter, log
 from app.park import park
+from app.parked import keep
 from app.settings import settings
 from app.tracing import HEADER
 from tasks.headers import COPY, EPISODE, VERSION
 from tasks.inspection import complaint, is_of_a_job, is_uuid, never_decompress, time_of
+from tasks.parking import parked
 from tasks.services import journal, services
 from tasks.settler import Settle
 
@@ -75,10 +77,14 @@ class DurableConsumer(Consumer):
             return True
         durable = any(known == name for known, _ in REGISTRY)
         if durable and not ours:
-            self.adopt(message, find(name))
+            version = message.headers.get(VERSION)  # a client may say which one it means
+            if version is None or (name, version) in REGISTRY:
+                self.adopt(message, find(name, version))
+            else:
+                self.keep(message, "no such version here")
             return True
         if not durable and name not in self.strategies:
-            self.dead_letter(message, "no such task here")
+            self.keep(message, "no such task here")
             return True
         return False
 
@@ -104,7 +110,7 @@ class DurableConsumer(Consumer):
     def adopt(self, message: Message, job_type: JobType) -> None:
         """Make a job of a foreign message, or dead-letter it with the reason."""
         if not job_type.foreign:
-            self.dead_letter(message, "the type does not accept foreign messages")
+            self.keep(message, "the type does not accept foreign messages", only_if_readable=True)
             return
         task_id = message.headers["id"]
         if not is_uuid(task_id):
@@ -125,12 +131,52 @@ class DurableConsumer(Consumer):
                 fields = self.app.tasks[job_type.name].fields(args, kwargs)
                 job_id = adopt(connection, uuid.UUID(task_id), job_type, fields, eta=eta, expires=expires, **lineage)
             except (ValidationError, DeadsureError, TypeError, ValueError) as error:
+                # A release with another version of the type may take what this one cannot.
+                if self.kept(connection, message, "not valid for the type here", only_if_readable=True):
+                    return Settle.ACK
                 log.error("message.not_adopted", type=job_type.name, error=type(error).__name__)
                 return Settle.REJECT
             log.info("message.adopted", job_id=str(job_id), task_id=task_id, type=job_type.name)
             return Settle.ACK
 
         services().settler.put(work, partial(self.settle, message), on_bug=Settle.REJECT)
+
+    def keep(self, message: Message, reason: str, *, only_if_readable: bool = False) -> None:
+        """Keep a message without a job for another release; a dead letter where nobody else may read it."""
+
+        def work(connection: PgConnection) -> Settle:
+            if self.kept(connection, message, reason, only_if_readable=only_if_readable):
+                return Settle.ACK
+            return Settle.REJECT
+
+        services().settler.put(work, partial(self.settle, message), on_bug=Settle.REJECT)
+
+    def kept(self, connection: PgConnection, message: Message, reason: str, *, only_if_readable: bool) -> bool:
+        """Park the message in the database; False when nobody who lives may read it and that was asked."""
+        name, task_id = message.headers["task"], message.headers["id"]
+        tried = [known for known in services().keeper.accepts if known.rpartition("@")[0] == name]
+        done = keep(
+            connection,
+            parked(message, self.queue_of(message), reason),
+            task_id,
+            tried,
+            settings().resend_first_s,
+            only_if_readable=only_if_readable,
+        )
+        if done:
+            log.warning("message.parked", task_id=task_id, type=name, reason=reason)
+        else:
+            log.error("message.dead_lettered", reason=reason, routing_key=message.delivery_info.get("routing_key"))
+        return done
+
+    def queue_of(self, message: Message) -> str:
+        """The queue that it came from, by whatever exchange and routing key."""
+        tag = message.delivery_info.get("consumer_tag")
+        # kombu tells the queue of a consumer by this alone; Redis/Valkey has no tags, and its routing key is the queue.
+        for queue, known in self.task_consumer._active_tags.items():  # noqa: SLF001
+            if known == tag:
+                return str(queue)
+        return str(message.delivery_info["routing_key"])
 
     def dead_letter(self, message: Message, reason: str) -> None:
         """Send the message through the dead-letter exchange (or publish its copy where there is none)."""
@@ -145,6 +191,20 @@ class DurableConsumer(Consumer):
         act = message.ack_log_error if answer is Settle.ACK else message.reject_log_error
         self.call_soon(act, LOGGER, self.connection_errors)
 
+    def note_queues(self) -> None:
+        """Let the lease say what this worker consumes: others wait for it with what they cannot read."""
+        services().keeper.queues = sorted(queue.name for queue in self.task_consumer.queues)
+
+    def add_task_queue(self, *args: Any, **kwargs: Any) -> None:
+        """Celery's remote control."""
+        super().add_task_queue(*args, **kwargs)
+        self.note_queues()
+
+    def cancel_task_queue(self, queue: str) -> None:
+        """Celery's remote control."""
+        super().cancel_task_queue(queue)
+        self.note_queues()
+
     def on_decode_error(self, message: Message, exc: BaseException) -> None:
         """Celery would acknowledge it away."""
         self.dead_letter(message, f"the body cannot be decoded ({type(exc).__name__})")
@@ -157,6 +217,7 @@ class NoteSettlements(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Give the consumer's channel a message class that notes its settlements."""
+        parent.note_queues()
         channel = parent.task_consumer.channel
         channel.Message = noting(type(channel).Message, journal())
 

@@ -112,6 +112,13 @@ def body_complaint(body: Any) -> str | None:  # noqa: PLR0911  # one return per 
     return None
 
 
+def body_bytes(body: Any) -> bytes:
+    """The bytes of a body, whatever the transport made of it."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    return str(body).encode(errors="replace")
+
+
 def never_decompress() -> None:
     """In a worker or an intake: kombu would unpack a body, a bomb too, before anything of ours has looked at it."""
     compression._decoders.clear()  # noqa: SLF001  # there is no public way; an unknown one is a decode error

@@ -1,7 +1,8 @@
 """The intake: reads the quarantine queue into `dead_letters`, and stamps the episode each letter belongs to.
 
 It acknowledges after the commit; a crash in between stores nothing twice. Several intakes share the queue. Where the
-broker has no dead-letter exchange, `publish_copy` puts the message there, marked as the task layer's.
+broker has no dead-letter exchange, `publish_copy` puts the message there, marked as the task layer's. Between its
+messages it looks after those that are parked.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from app.journal import log
 from app.settings import Settings
 from db.session import connect
 from tasks.headers import COPY, EPISODE, SOURCE
-from tasks.inspection import complaint, is_uuid, never_decompress
+from tasks.inspection import body_bytes, complaint, is_uuid, never_decompress
+from tasks.parking import Offers
 from tasks.topology import DEAD_LETTER_EXCHANGE, QUARANTINE_QUEUE, quarantine_queue
 
 PREFETCH = 50
@@ -41,6 +43,7 @@ class Intake(threading.Thread):
         self._settings = settings
         self._stopped = threading.Event()
         self._database: PgConnection | None = None
+        self._offers = Offers(settings)
 
     def stop(self) -> None:
         """End after the message at hand."""
@@ -67,6 +70,7 @@ class Intake(threading.Thread):
                 tries += 1
         if self._database is not None:
             self._database.close()
+        self._offers.close()
 
     def _read(self, broker: Connection) -> None:
         self._database = connect(self._settings.need_database(), "deadsure intake", statement_timeout_s=30)
@@ -76,6 +80,7 @@ class Intake(threading.Thread):
         queue.declare()
         with Consumer(channel, [queue], on_message=self._take, on_decode_error=self._take, prefetch_count=PREFETCH):
             while not self._stopped.is_set():
+                self._offers.look(self._database)
                 try:
                     broker.drain_events(timeout=WAIT_S)
                 except TimeoutError:
@@ -107,15 +112,8 @@ def readable(message: Message, error: BaseException | None) -> DeadLetter:
         letter = read(message)
     except Exception as unexpected:  # noqa: BLE001  # the intake must outlive every message
         reason = f"cannot be read ({type(unexpected).__name__})"
-        return DeadLetter(None, None, None, {}, {}, raw(message.body), reason)
+        return DeadLetter(None, None, None, {}, {}, body_bytes(message.body), reason)
     return letter if error is None else replace(letter, reason=f"cannot be read ({type(error).__name__})")
-
-
-def raw(body: Any) -> bytes:
-    """The bytes of a body."""
-    if isinstance(body, bytes | bytearray | memoryview):
-        return bytes(body)
-    return str(body).encode(errors="replace")
 
 
 def read(message: Message) -> DeadLetter:
@@ -134,7 +132,7 @@ def read(message: Message) -> DeadLetter:
             "content_type": message.content_type,
             "content_encoding": message.content_encoding,
         },
-        body=raw(body),
+        body=body_bytes(body),
         reason=wrong or ("rejected" if ours else "foreign message"),
         source="task layer" if headers.get(SOURCE) else "broker",
     )
@@ -150,7 +148,7 @@ def publish_copy(broker: Connection, message: Message) -> None:
     """Put a copy into the quarantine queue of a broker that has no dead-letter exchange. Raises its errors."""
     body, content_type, content_encoding = message.body, message.content_type, message.content_encoding
     if not publishable(body):
-        body, content_type, content_encoding = raw(body), "application/octet-stream", "binary"
+        body, content_type, content_encoding = body_bytes(body), "application/octet-stream", "binary"
     Producer(broker.default_channel).publish(
         body,
         exchange=DEAD_LETTER_EXCHANGE,

@@ -53,7 +53,7 @@ def register_worker(sender: Any = None, instance: Any = None, **_: Any) -> None:
         settings().need_broker()
         url = settings().need_database()
         knows = sorted(f"{name}@{version}" for name, version in REGISTRY)
-        keeper = Keeper(settings(), getattr(instance, "hostname", None) or str(sender), knows)
+        keeper = Keeper(settings(), getattr(instance, "hostname", None) or str(sender), knows, accepts())
         tries = 0
         while True:
             try:
@@ -76,6 +76,13 @@ def register_worker(sender: Any = None, instance: Any = None, **_: Any) -> None:
         click.echo(f"deadsure: {error}", err=True)
         sys.exit(78)  # EX_CONFIG: a supervisor's restart does not help
     begin_services(keeper)
+
+
+def accepts() -> list[str]:
+    """What messages without a job this worker can read: foreign ones of job types, and those of plain tasks."""
+    foreign = [f"{name}@{version}" for (name, version), job_type in REGISTRY.items() if job_type.foreign]
+    durable = {name for name, _ in REGISTRY}
+    return sorted(foreign + [name for name in app.tasks if name not in durable])
 
 
 def check_topology() -> None:

@@ -4,6 +4,7 @@ from alembic import context
 
 import db.batch
 import db.business
+import db.parked
 import db.periodic
 import db.worklist  # noqa: F401  # their tables belong to the metadata
 from db.models import Base

@@ -12,3 +12,10 @@ def versioned(job: Job, payload: Number) -> dict[str, int]:
     start(job)
     finish(job)
     return {"version": 1, "n": payload.n}
+
+
+@durable("tests.foreign_versioned", payload=Number, foreign=True)
+def foreign_versioned(job: Job, payload: Number) -> dict[str, int]:
+    start(job)
+    finish(job)
+    return {"version": 1, "n": payload.n}

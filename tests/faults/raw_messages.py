@@ -9,6 +9,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery import Celery
 from kombu import Connection
 
 from tasks.headers import COPY, EPISODE, VERSION
@@ -62,6 +63,15 @@ def send(broker: BrokerNode, *messages: Raw, queue: str = "jobs") -> None:
                 properties={"delivery_mode": 2},
             )
             channel.basic_publish(made, exchange="", routing_key=queue)
+
+
+def stranger(broker: BrokerNode) -> Celery:
+    """Somebody else's Celery: it has the broker and nothing of ours."""
+    made = Celery("elsewhere", broker=broker.url, set_as_current=False)
+    made.conf.task_default_queue = "jobs"
+    made.conf.task_create_missing_queues = False
+    made.conf.task_queues = [work_queue("jobs", broker.is_rabbitmq)]
+    return made
 
 
 class RunsCode:

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from tests.faults.effects import Effects
 from tests.faults.outcomes import Outcomes
 from tests.faults.points import QUICK
-from tests.faults.raw_messages import Raw, body, envelope, our_headers, send
+from tests.faults.raw_messages import Raw, body, envelope, our_headers, send, stranger
 from tests.nodes.marks import on_rabbitmq
 from tests.nodes.servers import BrokerNode
 from tests.nodes.waiting import wait_for
@@ -40,13 +40,7 @@ def messages(jobs: Any) -> Any:
 @pytest.fixture
 def client(broker: BrokerNode) -> Celery:
     """Somebody else's Celery: it has the broker and nothing of ours."""
-    made = Celery("elsewhere", broker=broker.url, set_as_current=False)
-    made.conf.task_default_queue = "jobs"
-    made.conf.task_create_missing_queues = False
-    from tasks.topology import work_queue  # noqa: PLC0415
-
-    made.conf.task_queues = [work_queue("jobs", broker.is_rabbitmq)]
-    return made
+    return stranger(broker)
 
 
 def wait_letters(outcomes: Outcomes, ids: list[str]) -> dict[str, Any]:
@@ -116,6 +110,7 @@ def test_a_key_is_answered_by_the_job_that_holds_it(
 
 
 @on_rabbitmq
+@pytest.mark.environment(DEADSURE_PARK_GRACE_S="0.5")
 def test_what_cannot_be_adopted_becomes_a_dead_letter(
     broker: BrokerNode, messages: Any, client: Celery, outcomes: Outcomes, effects: Effects, start_worker: Any
 ) -> None:

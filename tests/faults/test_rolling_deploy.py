@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from celery import Celery
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from app.submit import NewJob, alone, prepare
+from tasks.headers import VERSION
 from tests.faults.effects import Effects
 from tests.faults.inject import Fault
 from tests.faults.outcomes import Outcomes
 from tests.faults.points import QUICK
+from tests.faults.raw_messages import stranger
 from tests.nodes.marks import on_own_postgres, on_rabbitmq
 from tests.nodes.servers import BrokerNode, ServerNode
 from tests.nodes.waiting import stays_true, wait_for
@@ -111,6 +115,66 @@ def test_c11_the_database_down_at_that_moment(
     assert older.is_running()
     assert effects.count(job.id) == 1
     assert outcomes.value("SELECT count(*) FROM dead_letters") == 0
+
+
+@pytest.fixture
+def client(broker: BrokerNode) -> Celery:
+    """Somebody else's Celery: it has the broker and nothing of ours."""
+    return stranger(broker)
+
+
+KEPT = "SELECT count(*) FROM parked_messages"
+
+
+def test_c11_foreign_messages_that_only_the_newer_worker_can_read(
+    client: Celery, newer: Any, outcomes: Outcomes, effects: Effects, start_worker: Any
+) -> None:
+    """A new type, a version with another payload, a task that is none of ours: the older worker keeps them for it."""
+    older = start_worker(options=OLDER)
+    sent = [
+        client.send_task("tests.foreign_newer", kwargs={"n": 1}).id,
+        client.send_task("tests.foreign_newer", kwargs={"n": 2}, task_id=str(uuid4())).id,
+        client.send_task("tests.plain_newer", kwargs={"n": 3}).id,
+    ]
+    understood = client.send_task("tests.foreign_versioned", kwargs={"n": 4}).id
+    wait_for(lambda: outcomes.value(KEPT) == 3, 60, "they are kept")
+    wait_for(lambda: effects.count(understood) == 1, 60, "the older worker does what it understands")
+    start_worker(options=NEWER)
+    second = [
+        client.send_task("tests.foreign_versioned", kwargs={"n": n}, headers=headers).id
+        for _ in range(4)
+        for n, headers in (("seven", {}), (7, {VERSION: 2}))
+    ]
+    outcomes.wait_all_succeeded(11)
+    wait_for(lambda: effects.count(sent[2]) == 1, 60, "the plain task ran")
+    result = newer.foreign_versioned.AsyncResult
+    assert result(understood).get(timeout=1) == {"version": 1, "n": 4}
+    assert [result(task_id).get(timeout=1)["version"] for task_id in second] == [2] * 8
+    assert [effects.count(task_id) for task_id in sent] == [1, 1, 1]
+    assert effects.doubled() == {}
+    assert outcomes.value("SELECT count(*) FROM dead_letters") == 0
+    assert outcomes.value(KEPT) == 0
+    assert older.is_running()
+
+
+@on_rabbitmq
+@pytest.mark.environment(DEADSURE_PARK_GRACE_S=str(GRACE_S))
+def test_c11_a_foreign_message_that_nobody_knows_is_a_dead_letter_after_the_grace_period(
+    client: Celery, jobs: Any, outcomes: Outcomes, start_worker: Any
+) -> None:
+    start_worker(options=OLDER)
+    task_id = client.send_task("tests.foreign_newer", kwargs={"n": 1}).id
+    wait_for(lambda: outcomes.value(KEPT) == 1, 60, "it is kept")
+    wait_for(lambda: outcomes.value("SELECT count(*) FROM dead_letters") == 1, 60, "it is given up")
+    ((known_as, body, reason, waited_s),) = outcomes.rows(
+        "SELECT headers->>'id', body, reason, extract(epoch FROM received_at)::float8"
+        " - (SELECT extract(epoch FROM min(started_at))::float8 FROM workers) FROM dead_letters"
+    )
+    assert (known_as, json.loads(bytes(body))[1]) == (task_id, {"n": 1})
+    assert "no live worker" in reason
+    assert waited_s >= GRACE_S
+    assert outcomes.value(KEPT) == 0
+    assert jobs.leased_effect.delay(n=1).get(timeout=60) == {"n": 1}
 
 
 def assert_unknown_type(outcomes: Outcomes, job_id: str) -> None:

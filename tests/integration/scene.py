@@ -143,6 +143,8 @@ class Scene:
                 "lock_key": lock_key,
                 "pooled": pooled,
                 "knows": [],
+                "accepts": [],
+                "queues": None,
                 "lease_s": lease_s,
             },
         )

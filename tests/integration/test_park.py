@@ -32,6 +32,11 @@ def teach(scene: Scene, worker: Worker, *known: str) -> None:
     scene.ask("UPDATE workers SET knows = %s WHERE worker_id = %s RETURNING 1", (Json(known), str(worker.worker_id)))
 
 
+def consumes(scene: Scene, worker: Worker, *queues: str) -> None:
+    """The worker has said what it consumes."""
+    scene.ask("UPDATE workers SET queues = %s WHERE worker_id = %s RETURNING 1", (Json(queues), str(worker.worker_id)))
+
+
 def test_a_parked_job_keeps_state_and_debt(scene: Scene) -> None:
     worker, job_id = scene.worker(), scene.job()
     scene.sent(job_id)
@@ -93,6 +98,19 @@ def test_a_type_that_a_live_worker_knows_waits_for_it(scene: Scene) -> None:
     assert scene.state(job_id) == "queued"
     scene.end_lease(newer)
     assert parked(older, job_id), "nobody who lives knows it"
+
+
+def test_a_worker_that_does_not_consume_its_queue_is_no_help(scene: Scene) -> None:
+    older, newer, job_id = scene.worker(), scene.worker(), scene.job()
+    teach(scene, newer, f"{PLAIN.name}@1")
+    consumes(scene, newer, "elsewhere")
+    parked(older, job_id)
+    waited(scene, job_id, GRACE_S + 1)
+    consumes(scene, newer, "elsewhere", "jobs")
+    assert not parked(older, job_id)
+    consumes(scene, newer, "elsewhere")
+    assert parked(older, job_id)
+    assert scene.row(job_id)["cause"] == "unknown_type"
 
 
 def test_another_version_is_no_help(scene: Scene) -> None:

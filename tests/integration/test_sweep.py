@@ -236,7 +236,7 @@ def test_a_lock_key_that_changed_after_the_look_is_a_sign_of_life(scene: Scene, 
 def test_a_lease_that_was_renewed_after_the_look_stands(scene: Scene, sweeper: Sweeper) -> None:
     worker = scene.worker(lease_s=-1)
     rows(worker.keeper, "BEGIN")
-    assert one(worker.keeper, lease.RENEW, {"worker_id": str(worker.worker_id), "lease_s": 30})
+    assert one(worker.keeper, lease.RENEW, {"worker_id": str(worker.worker_id), "lease_s": 30, "queues": None})
     lost = Background(lambda: lose_by_hand(scene, sweeper, worker, "stalled"))
     wait_for(
         lambda: one(worker.keeper, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") != (0,),
@@ -334,7 +334,7 @@ def test_the_brake_saves_workers_that_were_only_out_of_time(scene: Scene, sweepe
         scene.end_lease(worker)
     assert sweeper.look(scene.eyes) == Swept()
     for worker in workers:
-        assert one(worker.keeper, lease.RENEW, {"worker_id": str(worker.worker_id), "lease_s": 30})
+        assert one(worker.keeper, lease.RENEW, {"worker_id": str(worker.worker_id), "lease_s": 30, "queues": None})
     clock.now += 100
     assert sweeper.look(scene.eyes) == Swept()
     assert [scene.state(job_id) for job_id in held] == ["running"] * 3

@@ -19,6 +19,7 @@ def upgrade() -> None:
     jobs()
     worklist()
     periodic()
+    parked()
     with op.get_context().autocommit_block():
         op.create_index(
             "ix_jobs_batch",
@@ -109,7 +110,31 @@ def periodic() -> None:
     )
 
 
+def parked() -> None:
+    op.add_column("workers", sa.Column("accepts", postgresql.JSONB(), server_default=sa.text("'[]'"), nullable=False))
+    op.add_column("workers", sa.Column("queues", postgresql.JSONB(), nullable=True))
+    op.create_table(
+        "parked_messages",
+        sa.Column("parked_id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
+        sa.Column("digest", sa.LargeBinary(), nullable=False),
+        sa.Column("task", sa.Text(), nullable=False),
+        sa.Column("tried", postgresql.ARRAY(sa.Text()), nullable=False),
+        sa.Column("queue", sa.Text(), nullable=False),
+        sa.Column("envelope", sa.Text(), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("parked_at", sa.DateTime(timezone=True), server_default=NOW, nullable=False),
+        sa.Column("due_at", sa.DateTime(timezone=True), server_default=NOW, nullable=False),
+        sa.PrimaryKeyConstraint("parked_id", name=op.f("pk_parked_messages")),
+        sa.UniqueConstraint("digest", name=op.f("uq_parked_messages_digest")),
+    )
+    op.create_index("ix_parked_messages_due", "parked_messages", ["due_at"])
+
+
 def downgrade() -> None:
+    op.drop_table("parked_messages")
+    op.drop_column("workers", "queues")
+    op.drop_column("workers", "accepts")
     op.drop_table("periodic_ticks")
     op.drop_table("replay_run_jobs")
     op.drop_table("replay_runs")
