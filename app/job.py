@@ -7,17 +7,18 @@ systems behind the ledger, children, checkpoints, and the questions whether to g
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NoReturn
 from uuid import UUID
 
 import psycopg2
+from psycopg2.errors import DivisionByZero
 from psycopg2.extensions import connection as PgConnection
 from sqlalchemy.exc import SQLAlchemyError
 
-from app import effects
+from app import effects, progress
 from app.claim import (
     Claimed,
 )
@@ -26,7 +27,7 @@ from app.errors import DeadsureError, LeaseLost, TransientError, UnrecoverableEr
 from app.job_types import JobType
 from app.json_text import to_json
 from app.seat import BACK, SAVEPOINT, DatabaseAway, JobSession, Seat, broken, noticing_outage
-from app.submit import NewJob, within
+from app.submit import NOTIFY, NewJob, within
 from db.prepared import USUAL_PLANNING
 from db.session import one, rows
 
@@ -36,6 +37,12 @@ CHECKPOINT = """
 UPDATE jobs SET checkpoint = %(cursor)s::jsonb
  WHERE job_id = %(job_id)s AND state = 'running' AND attempt = %(attempt)s AND worker_id = %(worker_id)s
 RETURNING 1
+"""
+# The row stays locked until the COMMIT behind it: nobody can take the job in between.
+HELD = """
+SELECT 1 / count(*) FROM (
+    SELECT FROM jobs WHERE job_id = %(job_id)s AND state = 'running' AND attempt = %(attempt)s
+       AND worker_id = %(worker_id)s FOR NO KEY UPDATE) AS held
 """
 
 current: ContextVar[Job | None] = ContextVar("deadsure_job", default=None)
@@ -61,10 +68,12 @@ class Job:
         self.correlation_id = claimed.correlation_id
         self.trace_context = claimed.trace_context
         self.cursor = claimed.checkpoint
+        self.time_limit_s = job_type.time_limit_s
         self.result_key = f"job:{claimed.job_id}"
         self.payload: Any = None
         self.outgoing: list[NewJob] = []
         self.in_transaction = not claimed.committed
+        self._committed = claimed.committed
         self.may_repeat = job_type.on_uncertain == "retry"
         self.connection: PgConnection = seat.connection()
         self._seat, self._worker_id, self._type = seat, worker_id, job_type
@@ -103,6 +112,21 @@ class Job:
                 self._cancel_requested = bool(row and row[0])
         return self._cancel_requested
 
+    @property
+    def fence(self) -> dict[str, Any]:
+        """The parameters by which a statement checks that this attempt still owns the job."""
+        return {"job_id": str(self.job_id), "attempt": self.attempt, "worker_id": str(self._worker_id)}
+
+    def progress(self, done: int, total: int | None = None) -> None:
+        """Say how far the job is, for `deadsure show` and Flower; written at most once a second.
+
+        Never waits and never fails. A job on the clean path of `atomic` is over before anybody could look.
+        """
+        if self._committed and isinstance(done, int) and isinstance(total, int | None) and done >= 0:
+            report = progress.Report(self.job_id, self.attempt, self._worker_id, done, total)
+            with suppress(RuntimeError):  # no thread can be started: the process is ending
+                progress.put(self._seat.database_url, report)
+
     def stop(self) -> NoReturn:
         """End this attempt in order: the job goes back to the queue (or is cancelled) and no budget is spent."""
         raise StoppedEarly("the handler stopped when it was asked to")
@@ -112,12 +136,7 @@ class Job:
 
         Raises LeaseLost when the job is not ours.
         """
-        values = {
-            "job_id": str(self.job_id),
-            "attempt": self.attempt,
-            "worker_id": str(self._worker_id),
-            "cursor": to_json(cursor),
-        }
+        values = {**self.fence, "cursor": to_json(cursor)}
         tries = 0
         while True:
             try:
@@ -195,6 +214,44 @@ class Job:
             except DatabaseAway:
                 self.connection = self._seat.reconnect(tries)
                 tries += 1
+
+    @contextmanager
+    def apart(self) -> Iterator[JobSession]:
+        """A transaction of its own, committed at the end of the block if this attempt still owns the job.
+
+        For work that goes on from a saved cursor. Raises LeaseLost, and nothing of the block stays, when the job is
+        not ours; UnrecoverableError when the finishing transaction is open (an atomic job, or `session` was used).
+        """
+        if self.in_transaction:
+            raise UnrecoverableError(
+                f"{self._type.name}: the finishing transaction is open, so nothing can be committed apart from it"
+            )
+        try:
+            yield self.session
+            self.session.flush()
+        except BaseException:
+            self.abandon()
+            raise
+        token = uninterrupted.set(True)
+        try:
+            with noticing_outage(self.connection):
+                rows(self.connection, f"{HELD}; COMMIT; {NOTIFY}", self.fence)
+            self.in_transaction = False
+        except DivisionByZero:
+            raise LeaseLost(
+                f"job {self.job_id}: attempt {self.attempt} no longer owns the job; nothing was written"
+            ) from None
+        finally:
+            self.abandon()
+            uninterrupted.reset(token)
+
+    def abandon(self) -> None:
+        """Roll back the open transaction, if there is one, and let go of the session."""
+        self.close()
+        if self.in_transaction:
+            with suppress(psycopg2.Error):  # a broken session has no transaction any more
+                rows(self.connection, "ROLLBACK")
+            self.in_transaction = False
 
     def write_outgoing(self) -> None:
         """Flush the session and insert the children into the finishing transaction."""

@@ -48,7 +48,7 @@ class Seat:
     """One process (one thread of it) that runs attempts. Sessions are replaced when they broke or the lease changed."""
 
     def __init__(self, lease: SharedLease, database_url: str) -> None:
-        self.lease, self._url = lease, database_url
+        self.lease, self.database_url = lease, database_url
         self.pid = os.getpid()
         self._worker_id: UUID | None = None
         self._main: PgConnection | None = None
@@ -127,7 +127,7 @@ class Seat:
 
     def _connect(self, worker_id: UUID) -> PgConnection:
         try:
-            connection = connect(self._url, f"deadsure job {worker_id}")
+            connection = connect(self.database_url, f"deadsure job {worker_id}")
             # Backstop for an abandoned transaction; the lease ends it much earlier.
             rows(connection, "SET idle_in_transaction_session_timeout = '20min'")
         except psycopg2.OperationalError as error:

@@ -49,11 +49,12 @@ INSERT = """
 WITH job AS (
     INSERT INTO jobs (job_id, type, schema_version, scope, idempotency_key, payload, payload_digest, queue,
                       priority, max_failures, max_crashes, max_stalls, expire_early, not_before,
-                      correlation_id, trace_context, parent_id, expires_at)
+                      correlation_id, trace_context, parent_id, batch_id, expires_at)
     SELECT new.job_id, %(type)s, %(version)s, new.scope, new.key, new.payload::jsonb, decode(new.digest, 'hex'),
            %(queue)s, %(priority)s, %(max_failures)s, %(max_crashes)s, %(max_stalls)s, %(expire_early)s,
            coalesce(%(eta)s::timestamptz, clock_timestamp() + make_interval(secs => %(countdown)s)),
            coalesce(%(correlation_id)s, new.job_id::text), %(trace_context)s, %(parent_id)s::uuid,
+           %(batch_id)s::uuid,
            coalesce(%(expires)s::timestamptz, clock_timestamp() + make_interval(secs => %(expires_in)s))
       FROM unnest(%(job_ids)s::uuid[], %(scopes)s::text[], %(keys)s::text[], %(payloads)s::text[], %(digests)s::text[])
            AS new (job_id, scope, key, payload, digest)
@@ -89,6 +90,7 @@ INSERT_ALONE = PLANS.statement(
     correlation_id="text",
     trace_context="text",
     parent_id="uuid",
+    batch_id="uuid",
     job_ids="text[]",
     scopes="text[]",
     keys="text[]",
@@ -138,6 +140,7 @@ class NewJob:
     correlation_id: str | None = None
     trace_context: str | None = None
     parent_id: uuid.UUID | None = None
+    batch_id: uuid.UUID | None = None
 
     def terms(self) -> tuple[Any, ...]:
         """What jobs of one INSERT must have in common."""
@@ -150,6 +153,7 @@ class NewJob:
             self.correlation_id,
             self.trace_context,
             self.parent_id,
+            self.batch_id,
         )
 
 
@@ -204,6 +208,7 @@ def prepare(
     correlation_id: str | None = None,
     trace_context: str | None = None,
     parent_id: uuid.UUID | None = None,
+    batch_id: uuid.UUID | None = None,
 ) -> NewJob:
     """A job ready to be written; raises ValueError naming the option that is wrong."""
     key = idempotency_key
@@ -248,6 +253,7 @@ def prepare(
         correlation_id=correlation_id,
         trace_context=trace_context,
         parent_id=parent_id,
+        batch_id=batch_id,
     )
 
 
@@ -368,6 +374,7 @@ def parameters(jobs: Sequence[NewJob]) -> dict[str, Any]:
         "correlation_id": first.correlation_id,
         "trace_context": first.trace_context,
         "parent_id": str(first.parent_id) if first.parent_id else None,
+        "batch_id": str(first.batch_id) if first.batch_id else None,
         "job_ids": [str(job.job_id) for job in jobs],
         "scopes": [job.scope for job in jobs],
         "keys": [job.key for job in jobs],

@@ -80,6 +80,27 @@ class ReportExport(Base):
     )
 
 
+class MonthlySummary(Base):
+    """Append-only: one row for each month whose reports are all there; `rows` and `bytes` are sums over them."""
+
+    __tablename__ = "monthly_summaries"
+
+    summary_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    job_id: Mapped[UUID] = mapped_column(index=True)
+    batch_id: Mapped[UUID]
+    month: Mapped[str]
+    reports: Mapped[int]
+    missing: Mapped[int]
+    rows: Mapped[int]
+    bytes: Mapped[int]
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    __table_args__ = (
+        CheckConstraint("month ~ '^[0-9]{4}-[0-9]{2}$'", name="month_form"),
+        CheckConstraint("reports >= 0 AND missing >= 0 AND rows >= 0 AND bytes >= 0", name="sums_possible"),
+    )
+
+
 class LedgerEntry(Base):
     """Append-only: one row for each amount posted to an account."""
 

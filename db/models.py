@@ -135,7 +135,7 @@ class Job(Base):
         ),
         Index("ix_jobs_created", "created_at"),
         Index("ix_jobs_type", "type", "created_at"),
-        Index("ix_jobs_batch", "batch_id", postgresql_where=text("batch_id IS NOT NULL")),
+        Index("ix_jobs_batch", "batch_id", "state", postgresql_where=text("batch_id IS NOT NULL")),
         {"postgresql_with": {"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"}},
     )
 

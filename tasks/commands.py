@@ -7,6 +7,7 @@ import threading
 from types import FrameType
 
 import tasks
+from app.cli.batch import batch_group
 from app.cli.main import database, deadsure
 from app.cli.output import reporting_errors
 from app.demo.command import demo
@@ -57,6 +58,8 @@ def relay_command() -> None:
     for thread in (relay, intake, sweeper, journal):
         thread.stop()
 
+
+deadsure.add_command(batch_group)
 
 deadsure.add_command(demo)
 

@@ -1,41 +1,33 @@
-"""`reports.monthly`: a coordinator that orders one `reports.export` for each active account.
-
-Each page is committed before the cursor moves past it. A coordinator that dies in between orders the page again, and
-the natural keys give the same children back.
-"""
+"""`reports.monthly`: one `reports.export` for each active account, and a summary when all have ended."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy.orm import Session
 
-from app.domain.monthly import MonthlyReports, Progress, active_accounts
+from app.batches import Page
+from app.domain.monthly import MonthlyReports, SummariseMonth, page_of_reports, summarise
 from app.job import Job
-from app.settings import settings
-from db.session import engine
+from tasks.batch import batch
 from tasks.durable import durable
 from tasks.reports import export_report
 
 
-@durable("reports.monthly", payload=MonthlyReports, key=lambda payload: payload.month)
-def monthly_reports(job: Job, payload: MonthlyReports) -> dict[str, int]:
-    """Order the reports of a month, a page of accounts at a time."""
-    progress = Progress.of(job.cursor)
-    while page := order_page(payload.month, progress.after):
-        progress = progress.past(page)
-        job.checkpoint(progress.model_dump())
-        if job.should_stop:
-            job.stop()
-    return {"reports": progress.ordered}
+@durable("reports.monthly_summary", payload=SummariseMonth)
+def monthly_summary(job: Job, payload: SummariseMonth) -> dict[str, int]:
+    """Add the month's row to `monthly_summaries`, in the finishing transaction."""
+    return summarise(job.session, job.job_id, payload)
 
 
-def order_page(month: str, after: int) -> list[int]:
-    """Order the reports of the next accounts behind `after`, in one commit; the accounts, none at the end."""
-    with Session(engine(settings().need_database())) as session, session.begin():
-        page = active_accounts(session, after)
-        export_report.submit_many(
-            session,
-            [{"account_id": account_id, "month": month} for account_id in page],
-            keys=[month] * len(page),
-            scopes=[f"acct-{account_id}" for account_id in page],
-        )
-    return page
+@batch(
+    "reports.monthly",
+    payload=MonthlyReports,
+    key=lambda payload: payload.month,
+    child=export_report,
+    on_complete=monthly_summary,
+    completion=lambda payload, batch_id: {"month": payload.month, "batch_id": str(batch_id)},
+)
+def monthly_reports(session: Session, payload: MonthlyReports, after: Any) -> Page:
+    """The reports of the next accounts."""
+    return page_of_reports(session, payload.month, after)

@@ -20,6 +20,7 @@ def export_report(job: Job, payload: ExportReport) -> dict[str, Any]:
         payload.account_id,
         payload.month,
         before_publish=job.still_mine,
+        on_rows=job.progress,
     )
     record_export(job.session, job.job_id, exported)
     job.result_key = exported.result_key

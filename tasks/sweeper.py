@@ -1,4 +1,4 @@
-"""The sweeper's thread: one look for lost workers every `sweep_s`, on a session of its own."""
+"""The sweeper's thread: every `sweep_s` one look for lost workers and ended batches, on a session of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import psycopg2
 
 from app.clock import boottime_s, pause_s
+from app.completion import Completer
 from app.journal import log
 from app.repair import repair
 from app.settings import Settings
@@ -34,7 +35,7 @@ class SweeperThread(threading.Thread):
     def run(self) -> None:
         """Look until stopped; pause and connect again when the database is away."""
         repair_at = boottime_s() + FIRST_REPAIR_S
-        sweeper, connection, tries = Sweeper(self._settings.lease_s), None, 0
+        sweeper, completer, connection, tries = Sweeper(self._settings.lease_s), Completer(), None, 0
         while not self._stopped.is_set():
             try:
                 if connection is None or connection.closed:
@@ -43,6 +44,7 @@ class SweeperThread(threading.Thread):
                 if swept.lost:
                     log.info("sweep.done", workers_lost=swept.lost, jobs_expired=swept.expired)
                     self._on_lost(swept)
+                completer.look(connection)
                 if boottime_s() >= repair_at:
                     repair_at = boottime_s() + REPAIR_S
                     for job_id in repair(connection, self._settings.resend_first_s):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 from uuid import UUID
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, insert, text
 from sqlalchemy.orm import Session
 
-from app.domain.atomic_file import atomic_file
+from app.domain.atomic_file import HashedFile, atomic_file
 from app.domain.errors import UnknownAccount
 from app.domain.months import Month, bounds
 from db.business import ReportExport
@@ -22,6 +23,10 @@ from db.business import ReportExport
 # What a spreadsheet takes for a formula: = + - @, their full-width forms, also behind white space.
 FORMULA_START = r"^\s*[=+@＝＋－＠-]|^[\t\r\n]"  # noqa: RUF001  # the full-width forms are meant
 
+PROGRESS_ROWS = 1000
+COUNT_ORDERS = text("""
+SELECT count(*) FROM orders WHERE account_id = :account_id AND ordered_at >= :start AND ordered_at < :end
+""")
 COPY_ORDERS = """
 COPY (
     SELECT orders.order_id,
@@ -58,6 +63,21 @@ class ExportedFile:
     path: Path
 
 
+class CountedRows:
+    """Write end of a COPY that tells how many rows came; the server sends each row, and the header, by itself."""
+
+    def __init__(self, file: HashedFile, on_rows: Callable[[int], None]) -> None:
+        self._file, self._on_rows = file, on_rows
+        self._rows = -1
+
+    def write(self, data: bytes) -> int:
+        """Append one row; raises OSError when the disk is full."""
+        self._rows += 1
+        if self._rows % PROGRESS_ROWS == 0:
+            self._on_rows(self._rows)
+        return self._file.write(data)
+
+
 def export_month(
     connection: Connection,
     reports_dir: Path,
@@ -66,6 +86,7 @@ def export_month(
     month: str,
     *,
     before_publish: Callable[[], None] | None = None,
+    on_rows: Callable[[int, int], None] | None = None,
 ) -> ExportedFile:
     """Write the account's orders of `month` (UTC, oldest first) to `{job_id}.csv` in `reports_dir`.
 
@@ -75,7 +96,8 @@ def export_month(
     cell is changed.
 
     `before_publish` is called between the last byte and the rename: raise there to abandon the file, for
-    instance when another worker owns the job by now. A second export of the same job replaces the first.
+    instance when another worker owns the job by now. A second export of the same job replaces the first. `on_rows`
+    hears how many rows are written, and of how many, every `PROGRESS_ROWS`.
 
     Raises ValueError for a month that is none and UnknownAccount, both before a file is written; OSError when
     the disk fails.
@@ -91,9 +113,13 @@ def export_month(
         end=sql.Literal(end),
         formula=sql.Literal(FORMULA_START),
     )
+    told = None
+    if on_rows is not None:
+        scope = {"account_id": account_id, "start": start, "end": end}
+        told = partial(on_rows, total=connection.scalar(COUNT_ORDERS, scope) or 0)
     path = reports_dir / f"{UUID(str(job_id))}.csv"
     with atomic_file(path, before_publish) as file, closing(connection.connection.cursor()) as cursor:
-        cursor.copy_expert(statement, file)
+        cursor.copy_expert(statement, file if told is None else CountedRows(file, told))
         rows = cursor.rowcount
     return ExportedFile(f"reports/{path.name}", rows, file.size, file.sha256, path)
 

@@ -52,6 +52,7 @@ EFFECTS = {
     "SELECT job_id, count(*) FROM ledger_entries GROUP BY 1": ("ledger.post",),
     "SELECT job_id, count(*) FROM sent_mails GROUP BY 1": ("emails.welcome",),
     "SELECT job_id, count(*) FROM charges GROUP BY 1": ("payments.charge",),
+    "SELECT job_id, count(*) FROM monthly_summaries GROUP BY 1": ("reports.monthly_summary",),
 }
 # What the journal tells beside the arrows.
 NOTES = (

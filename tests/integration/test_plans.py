@@ -279,6 +279,7 @@ def test_submit_reads_no_whole_table(million: PgConnection, count: int) -> None:
     ids = [str(uuid.uuid4()) for _ in range(count)]
     values = {
         **dict.fromkeys(("eta", "countdown", "expires", "expires_in", "correlation_id", "trace_context", "parent_id")),
+        "batch_id": None,
         "type": "t",
         "version": 1,
         "queue": "jobs",

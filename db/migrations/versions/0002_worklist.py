@@ -20,11 +20,12 @@ def upgrade() -> None:
     worklist()
     periodic()
     parked()
+    batches()
     with op.get_context().autocommit_block():
         op.create_index(
             "ix_jobs_batch",
             "jobs",
-            ["batch_id"],
+            ["batch_id", "state"],
             postgresql_where=sa.text("batch_id IS NOT NULL"),
             postgresql_concurrently=True,
         )
@@ -131,10 +132,71 @@ def parked() -> None:
     op.create_index("ix_parked_messages_due", "parked_messages", ["due_at"])
 
 
+def batches() -> None:
+    op.add_column("batches", sa.Column("completion", postgresql.JSONB(), nullable=True))
+    op.add_column("batches", sa.Column("completion_id", sa.UUID(), nullable=True))
+    op.add_column("batches", sa.Column("final_counts", postgresql.JSONB(), nullable=True))
+    op.add_column("batches", sa.Column("cancelled_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("batches", sa.Column("cancelled_by", sa.Text(), nullable=True))
+    op.add_column("batches", sa.Column("cancel_reason", sa.Text(), nullable=True))
+    op.create_check_constraint(
+        op.f("ck_batches_one_end"), "batches", "finished_at IS NULL OR (exhausted AND cancelled_at IS NULL)"
+    )
+    op.create_check_constraint(
+        op.f("ck_batches_cancelled_by_somebody"),
+        "batches",
+        "(cancelled_at IS NULL) = (cancelled_by IS NULL) AND (cancelled_at IS NULL) = (cancel_reason IS NULL)",
+    )
+    op.create_index(
+        "ix_batches_open",
+        "batches",
+        ["batch_id"],
+        postgresql_where=sa.text("exhausted AND finished_at IS NULL AND cancelled_at IS NULL"),
+    )
+    op.create_index("ix_batches_created", "batches", ["created_at"])
+    op.create_table(
+        "batch_shared_jobs",
+        sa.Column("batch_id", sa.UUID(), nullable=False),
+        sa.Column("job_id", sa.UUID(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["batch_id"], ["batches.batch_id"], name=op.f("fk_batch_shared_jobs_batch_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("batch_id", "job_id", name=op.f("pk_batch_shared_jobs")),
+    )
+    op.create_index(op.f("ix_batch_shared_jobs_job_id"), "batch_shared_jobs", ["job_id"])
+    op.create_table(
+        "monthly_summaries",
+        sa.Column("summary_id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
+        sa.Column("job_id", sa.UUID(), nullable=False),
+        sa.Column("batch_id", sa.UUID(), nullable=False),
+        sa.Column("month", sa.Text(), nullable=False),
+        sa.Column("reports", sa.BigInteger(), nullable=False),
+        sa.Column("missing", sa.BigInteger(), nullable=False),
+        sa.Column("rows", sa.BigInteger(), nullable=False),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), server_default=NOW, nullable=False),
+        sa.CheckConstraint("month ~ '^[0-9]{4}-[0-9]{2}$'", name=op.f("ck_monthly_summaries_month_form")),
+        sa.CheckConstraint(
+            "reports >= 0 AND missing >= 0 AND rows >= 0 AND bytes >= 0",
+            name=op.f("ck_monthly_summaries_sums_possible"),
+        ),
+        sa.PrimaryKeyConstraint("summary_id", name=op.f("pk_monthly_summaries")),
+    )
+    op.create_index(op.f("ix_monthly_summaries_job_id"), "monthly_summaries", ["job_id"])
+
+
 def downgrade() -> None:
     op.drop_table("parked_messages")
     op.drop_column("workers", "queues")
     op.drop_column("workers", "accepts")
+    op.drop_table("monthly_summaries")
+    op.drop_table("batch_shared_jobs")
+    op.drop_index("ix_batches_created", table_name="batches")
+    op.drop_index("ix_batches_open", table_name="batches")
+    op.drop_constraint(op.f("ck_batches_cancelled_by_somebody"), "batches")
+    op.drop_constraint(op.f("ck_batches_one_end"), "batches")
+    for column in ("cancel_reason", "cancelled_by", "cancelled_at", "final_counts", "completion_id", "completion"):
+        op.drop_column("batches", column)
     op.drop_table("periodic_ticks")
     op.drop_table("replay_run_jobs")
     op.drop_table("replay_runs")
