@@ -48,21 +48,26 @@ LIST = f"""{BATCH}
  ORDER BY batches.created_at DESC LIMIT %(limit)s
 """
 COUNTS = f"SELECT state, count(*) FROM ({CHILD_STATES.format(batch_id='%(batch_id)s')}) child GROUP BY 1"
-BLOCKING = f"""
-WITH child AS (
-    SELECT job_id, state, episode, changed_at FROM jobs WHERE batch_id = %(batch_id)s AND state IN {OPEN_STATES}
+CHILD = """
+    SELECT job_id, state, episode, changed_at FROM jobs WHERE batch_id = %(batch_id)s AND state IN {states}
      UNION ALL
     SELECT job_id, state, episode, changed_at FROM batch_shared_jobs shared JOIN jobs USING (job_id)
-     WHERE shared.batch_id = %(batch_id)s AND state IN {OPEN_STATES}
-), grouped AS (
-    SELECT child.job_id, child.state, fingerprint, entry.reason, child.changed_at,
-           row_number() OVER (PARTITION BY child.state, fingerprint ORDER BY child.changed_at) AS place
-      FROM child LEFT JOIN quarantine_entries entry
-        ON entry.job_id = child.job_id AND entry.episode = child.episode AND child.state = 'quarantined'
-)
-SELECT state::text, fingerprint, count(*), min(changed_at),
-       array_agg(job_id::text ORDER BY place) FILTER (WHERE place <= {SAMPLE}), min(reason) FILTER (WHERE place = 1)
-  FROM grouped GROUP BY state, fingerprint ORDER BY state = 'quarantined' DESC, count(*) DESC
+     WHERE shared.batch_id = %(batch_id)s AND state IN {states}
+"""
+# The longest waiting few of each state: the best of a heap, not a sort of a hundred thousand.
+WAITING = f"""
+SELECT state::text, NULL, NULL, count, since, ARRAY(
+           SELECT job_id::text FROM ({CHILD.format(states="(grouped.state)")}) child
+            ORDER BY changed_at LIMIT {SAMPLE})
+  FROM (SELECT state, count(*) AS count, min(changed_at) AS since
+          FROM ({CHILD.format(states="('queued', 'running', 'retry_wait')")}) child GROUP BY 1) grouped
+ ORDER BY count DESC
+"""
+QUARANTINED = f"""
+SELECT 'quarantined', fingerprint, min(reason), count(*), min(changed_at),
+       (array_agg(child.job_id::text ORDER BY changed_at))[1:{SAMPLE}]
+  FROM ({CHILD.format(states="('quarantined')")}) child LEFT JOIN quarantine_entries entry USING (job_id, episode)
+ GROUP BY fingerprint ORDER BY count(*) DESC
 """
 
 
@@ -116,11 +121,13 @@ def blocking(connection: PgConnection, story: dict[str, Any]) -> list[dict[str, 
                 "next": next_for_coordinator(story["phase"], coordinator, batch_id),
             }
         )
-    for state, fingerprint, count, since, jobs, reason in rows(connection, BLOCKING, {"batch_id": batch_id}):
+    values = {"batch_id": batch_id}
+    found = [*rows(connection, QUARANTINED, values), *rows(connection, WAITING, values)]
+    for state, fingerprint, reason, count, since, jobs in found:
         quarantined = state == State.QUARANTINED
         groups.append(
             {
-                "what": f"{state} {fingerprint}" if quarantined else state,
+                "what": f"{state} {fingerprint}" if fingerprint else state,
                 "count": count,
                 "since": since,
                 "jobs": jobs,

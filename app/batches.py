@@ -4,9 +4,9 @@ Promise: a page's children and the cursor behind it are one commit, under the fe
 run that begins again goes on behind the last page that was committed, and a frozen coordinator that wakes up after
 another took over writes nothing: its page ends with the check of the coordinator's row, and is rolled back.
 
-The batch is named by its coordinator's job id. A child that was there before (somebody else submitted it under the same
-key) keeps the batch of its first submitter; a row in `batch_shared_jobs` makes this batch wait for it too, and it counts
-as what it is, also when it is done already. A child that is itself a coordinator is done when its own paging is.
+The batch is named by its coordinator's job id. A child that was there before (somebody else submitted it under the
+same key) keeps the batch of its first submitter; a row in `batch_shared_jobs` makes this batch wait for it too, and it
+counts as what it is, also when it is done already. A child that is itself a coordinator is done when its paging is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ON CONFLICT (batch_id) DO NOTHING
 """
 READ = "SELECT cursor, exhausted, cancelled_at IS NOT NULL FROM batches WHERE batch_id = %(batch_id)s"
 SAVE = """
-UPDATE batches SET cursor = %(cursor)s::jsonb, exhausted = %(exhausted)s
+UPDATE batches SET cursor = coalesce(%(cursor)s::jsonb, cursor), exhausted = %(exhausted)s
  WHERE batch_id = %(batch_id)s AND NOT exhausted AND cancelled_at IS NULL
    AND cursor IS NOT DISTINCT FROM %(before)s::jsonb
 RETURNING 1
@@ -168,9 +168,7 @@ def child_job(job: Job, job_type: JobType, child: Child) -> NewJob:
     )
 
 
-def completion_job(
-    job: Job, job_type: JobType, payload: Callable[[Any, UUID], Mapping[str, Any]]
-) -> NewJob:
+def completion_job(job: Job, job_type: JobType, payload: Callable[[Any, UUID], Mapping[str, Any]]) -> NewJob:
     """The job for the batch's end; its key is the batch's, so that even a second submit would make no second one."""
     return prepare(
         job_type,

@@ -15,6 +15,7 @@ in an open state" without reading those that have ended.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
@@ -23,8 +24,9 @@ import psycopg2
 from psycopg2.extensions import connection as PgConnection
 
 from app.clock import boottime_s
+from app.errors import DeadsureError
 from app.journal import log
-from app.submit import CREATED, NOTIFY
+from app.submit import CREATED, EXISTING, NOTIFY
 from db.prepared import OWN_PLANNING
 from db.session import one, rows
 
@@ -72,8 +74,7 @@ def complete(connection: PgConnection, batch_id: UUID) -> bool:
             rows(connection, "ROLLBACK")
             return False
         if ended[0] is not None:
-            # Written by the release of the coordinator: what a later one added to the INSERT is NULL.
-            rows(connection, CREATED, defaultdict(lambda: None, ended[0]))
+            submit_completion(connection, ended[0])
         rows(connection, f"COMMIT; {NOTIFY}")
     except BaseException:
         with suppress(psycopg2.Error):
@@ -81,6 +82,14 @@ def complete(connection: PgConnection, batch_id: UUID) -> bool:
         raise
     log.info("batch.finished", batch_id=str(batch_id), completion=ended[0] is not None)
     return True
+
+
+def submit_completion(connection: PgConnection, completion: Mapping[str, Any]) -> None:
+    """Insert the completion job in the open transaction; raises DeadsureError when there is none afterwards."""
+    # Written by the release of the coordinator: what a later one added to the INSERT is NULL.
+    values = defaultdict(lambda: None, completion)
+    if not rows(connection, CREATED, values) and not rows(connection, EXISTING, values):
+        raise DeadsureError("what the batch has stored of its completion job makes no job")
 
 
 class Completer:
@@ -95,10 +104,11 @@ class Completer:
         began = boottime_s()
         if began < self._next_look_at:
             return []
-        found: list[Any] = rows(connection, BY_INDEX + LOOK, {"after": str(self._after)})
+        found = rows(connection, BY_INDEX + LOOK, {"after": str(self._after)})
         rows(connection, "COMMIT")
         self._after = UUID(str(found[-1][0])) if len(found) == PAGE else FIRST
-        done = [batch_id for batch_id, ended in found if ended and self._complete(connection, UUID(str(batch_id)))]
+        ended = [UUID(str(batch_id)) for batch_id, has_ended in found if has_ended]
+        done = [batch_id for batch_id in ended if self._complete(connection, batch_id)]
         self._next_look_at = boottime_s() + (boottime_s() - began) * (SHARE_OF_TIME - 1)
         return done
 

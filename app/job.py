@@ -122,10 +122,12 @@ class Job:
 
         Never waits and never fails. A job on the clean path of `atomic` is over before anybody could look.
         """
-        if self._committed and isinstance(done, int) and isinstance(total, int | None) and done >= 0:
-            report = progress.Report(self.job_id, self.attempt, self._worker_id, done, total)
-            with suppress(RuntimeError):  # no thread can be started: the process is ending
-                progress.put(self._seat.database_url, report)
+        if not self._committed:
+            return
+        with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # no number; no thread in an ending process
+            of = None if total is None else int(total)
+            report = progress.Report(self.job_id, self.attempt, self._worker_id, int(done), of)
+            progress.put(self._seat.database_url, report)
 
     def stop(self) -> NoReturn:
         """End this attempt in order: the job goes back to the queue (or is cancelled) and no budget is spent."""

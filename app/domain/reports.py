@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 from uuid import UUID
@@ -115,8 +114,8 @@ def export_month(
     )
     told = None
     if on_rows is not None:
-        scope = {"account_id": account_id, "start": start, "end": end}
-        told = partial(on_rows, total=connection.scalar(COUNT_ORDERS, scope) or 0)
+        total = connection.scalar(COUNT_ORDERS, {"account_id": account_id, "start": start, "end": end}) or 0
+        told = lambda rows: on_rows(rows, total)  # noqa: E731  # a function of its own would only be longer
     path = reports_dir / f"{UUID(str(job_id))}.csv"
     with atomic_file(path, before_publish) as file, closing(connection.connection.cursor()) as cursor:
         cursor.copy_expert(statement, file if told is None else CountedRows(file, told))

@@ -1,4 +1,7 @@
-"""`reports.monthly`: wherever its coordinator is killed or stopped, each active account gets one report."""
+"""`reports.monthly`: wherever its coordinator is killed or stopped, each active account gets one report.
+
+And the month gets one summary, when all reports are there.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from sqlalchemy import Engine, text
 
 from tests.faults.conftest import Court
 from tests.faults.inject import Fault
+from tests.faults.judge import cases
 from tests.faults.points import QUICK
 from tests.nodes.marks import on_rabbitmq
 from tests.nodes.waiting import wait_for
@@ -21,12 +25,9 @@ ACCOUNTS, ACTIVE = 60, 55  # three pages of `small_pages_app`
 APP = "tests.faults.small_pages_app"
 # (what the coordinator has done when it is killed, where that is, at which page)
 POINTS = [
-    ("a page is written, not committed", "after:app.submit.in_session", 1),
-    ("a page is written, not committed", "after:app.submit.in_session", 3),
-    ("a page is committed, the cursor is not", "after:tasks.monthly.order_page", 1),
-    ("a page is committed, the cursor is not", "after:tasks.monthly.order_page", 2),
-    ("the cursor is saved", "after:app.job.Job.checkpoint", 1),
-    ("the cursor is saved", "after:app.job.Job.checkpoint", 3),
+    ("a page is written, not committed", "after:app.batches.submit_children", 1),
+    ("a page is committed", "after:app.batches.submit_page", 2),
+    ("the source is exhausted, not committed", "after:app.batches.submit_children", 4),
     ("all is ordered", "before:app.finish.succeed", 1),
 ]
 
@@ -56,13 +57,24 @@ def assert_one_report_each(engine: Engine, parent: UUID) -> None:
                 "SELECT count(*), count(DISTINCT payload ->> 'account_id'),"
                 "       bool_and(accounts.active), bool_and(payload ->> 'month' = :month),"
                 "       bool_and(idempotency_key = :month AND scope = 'acct-' || account_id),"
-                "       bool_and(parent_id = :parent)"
+                "       bool_and(parent_id = :parent AND batch_id = :parent)"
                 "  FROM jobs JOIN accounts ON account_id = (payload ->> 'account_id')::bigint"
                 " WHERE type = 'reports.export'"
             ),
             {"month": MONTH, "parent": parent},
         ).one()
     assert tuple(ordered) == (ACTIVE, ACTIVE, True, True, True, True)
+
+
+def wait_summary(court: Court, engine: Engine, batch_id: UUID) -> None:
+    """One summary comes, of all reports; its job is judged like any other."""
+    with engine.connect() as connection:
+        found = text("SELECT completion_id FROM batches WHERE batch_id = :batch_id")
+        completion_id = connection.scalar(found, {"batch_id": batch_id})
+        wait_for(lambda: completion_id in cases(engine), 90, "the completion job is there")
+        court.wait_succeeded([completion_id])
+        rows = connection.execute(text("SELECT batch_id, month, reports, missing FROM monthly_summaries")).all()
+    assert [tuple(row) for row in rows] == [(batch_id, MONTH, ACTIVE, 0)]
 
 
 def result(engine: Engine, job_id: UUID) -> Any:
@@ -75,31 +87,22 @@ def test_killed_at_any_page(
     at: str, page: int, monthly: Any, court: Court, engine: Engine, start_worker: Any, tmp_path: Path
 ) -> None:
     struck = tmp_path / "struck"
-    match = "type='reports.monthly'" if at.endswith("succeed") else None  # no report submits or saves a cursor
+    match = "type='reports.monthly'" if at.endswith("succeed") else None  # no report submits a page
     start_worker(APP, faults=[Fault(at, "kill", when=page, match=match, once_file=str(struck))], options=QUICK)
     job_id = UUID(monthly.delay(month=MONTH).id)
     case = court.wait_succeeded([job_id])[job_id]
     assert struck.exists()
     assert (case.attempt, case.crashes, case.failures) == (2, 1, 0)
     assert_one_report_each(engine, job_id)
-    assert result(engine, job_id) == {"reports": ACTIVE}
-
-
-def test_a_second_order_of_the_month_is_the_first_one(
-    monthly: Any, court: Court, engine: Engine, start_worker: Any
-) -> None:
-    start_worker(APP, options=QUICK)
-    first = UUID(monthly.delay(month=MONTH).id)
-    court.wait_succeeded([first])
-    assert monthly.delay(month=MONTH).id == str(first)
-    assert_one_report_each(engine, first)
+    assert result(engine, job_id) == {"children": ACTIVE}
+    wait_summary(court, engine, job_id)
 
 
 def test_a_worker_that_leaves_hands_over_at_a_page(
     monthly: Any, court: Court, engine: Engine, start_worker: Any, tmp_path: Path
 ) -> None:
     saved, go = tmp_path / "saved", tmp_path / "go"
-    hold = Fault("after:app.job.Job.checkpoint", "wait_file", announce=str(saved), until=str(go))
+    hold = Fault("after:app.batches.submit_page", "wait_file", announce=str(saved), until=str(go))
     first = start_worker(APP, faults=[hold], options=QUICK)
     job_id = UUID(monthly.delay(month=MONTH).id)
     wait_for(saved.exists, 60, "the first page is saved")
@@ -113,4 +116,7 @@ def test_a_worker_that_leaves_hands_over_at_a_page(
     case = court.wait_succeeded([job_id])[job_id]
     assert (case.attempt, case.releases, case.failures) == (2, 1, 0)
     assert_one_report_each(engine, job_id)
-    assert result(engine, job_id) == {"reports": ACTIVE}
+    assert result(engine, job_id) == {"children": ACTIVE}
+    wait_summary(court, engine, job_id)
+    assert monthly.delay(month=MONTH).id == str(job_id), "a second order of the month is the first one"
+    assert_one_report_each(engine, job_id)

@@ -52,3 +52,13 @@ def jobs(scene: Scene) -> Any:
     import tests.faults.jobs  # noqa: PLC0415  reads the environment when it is imported
 
     return tests.faults.jobs
+
+
+@pytest.fixture
+def batches(scene: Scene, jobs: Any) -> Any:
+    """The scene with coordinators in it; see `tests.integration.batch_scene`."""
+    assert jobs
+    import tests.faults.jobs_batch  # noqa: PLC0415  reads the environment when it is imported
+    from tests.integration.batch_scene import Batches  # noqa: PLC0415
+
+    return Batches(scene, tests.faults.jobs_batch)

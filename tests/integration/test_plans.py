@@ -15,8 +15,12 @@ import pytest
 from psycopg2.extensions import connection as PgConnection
 
 from app import (
+    batch_cancel,
+    batch_story,
+    batches,
     cancel,
     claim,
+    completion,
     dead_letters,
     effects,
     finish,
@@ -24,6 +28,7 @@ from app import (
     lease,
     outbox,
     park,
+    progress,
     release,
     repair,
     story,
@@ -173,6 +178,12 @@ VALUES: dict[str, Any] = {
     "limit": 50,
     "state": "queued",
     "type": "reports.export",
+    "batch_id": A_JOB,
+    "after": str(uuid.UUID(int=0)),
+    "author": "ann",
+    "only_open": False,
+    "done": 1,
+    "total": 2,
 }
 
 
@@ -228,6 +239,16 @@ SINGLE: dict[str, str] = {
     "unpaid": outbox.UNPAID,
     "evidence": outbox.EVIDENCE,
     "returned": outbox.RETURNED,
+    "batch look": completion.LOOK,
+    "batch finish": completion.FINISH,
+    "batch shared": batches.SHARE,
+    "batch counts": batch_story.COUNTS,
+    "batch waiting": batch_story.WAITING,
+    "batch quarantined": batch_story.QUARANTINED,
+    "batch list": batch_story.LIST,
+    "batch cancel children": batch_cancel.CANCEL_CHILDREN,
+    "batch ask children": batch_cancel.ASK_CHILDREN,
+    "progress": progress.WRITE,
     "sweep workers": sweep.WORKERS,
     "sweep lose": sweep.LOSE,
     "sweep close": sweep.CLOSE,
