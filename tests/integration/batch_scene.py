@@ -7,9 +7,9 @@ from typing import Any
 from uuid import UUID
 
 from app import attempt
-from app.attempt import Ending
 from app.clock import boottime_s
 from app.completion import Completer
+from app.ending import Ending
 from app.job_types import find
 from app.lease import SharedLease
 from app.seat import Seat

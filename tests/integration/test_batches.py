@@ -14,8 +14,8 @@ import pytest
 from app import batches as mechanism
 from app import completion, finish, release, submit
 from app import settings as app_settings
-from app.attempt import Settlement
 from app.cancel import cancel
+from app.ending import Settlement
 from app.job import Job
 from db.session import rows
 from tests.integration.batch_scene import Batches, nth_time
