@@ -34,6 +34,7 @@ def adopt(
     job_type: JobType,
     payload: Mapping[str, Any],
     *,
+    priority: int | None = None,
     eta: datetime | None = None,
     expires: datetime | None = None,
     correlation_id: object = None,
@@ -48,6 +49,7 @@ def adopt(
     keyed = prepare(
         job_type,
         parsed,
+        priority=priority,
         eta=eta,
         expires=expires,
         correlation_id=str(correlation_id) if is_correlation_id(correlation_id) else None,

@@ -99,16 +99,20 @@ UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def storable(value: Any, depth: int = 0) -> Any:
-    """Headers as JSONB can hold them: bounded in depth, length and number, other types as text."""
+    """Headers as JSONB can hold them: bounded in depth, length and number, other types as text; each cut is marked."""
     if depth > DEPTH_LIMIT:
         return "…"
     if isinstance(value, dict):
         entries = list(value.items())[:ITEMS_LIMIT]
-        return {storable(str(name)): storable(entry, depth + 1) for name, entry in entries}
+        kept = {storable(str(name)): storable(entry, depth + 1) for name, entry in entries}
+        return {**kept, "…": f"{len(value) - ITEMS_LIMIT} more"} if len(value) > ITEMS_LIMIT else kept
     if isinstance(value, list | tuple):
-        return [storable(entry, depth + 1) for entry in value[:ITEMS_LIMIT]]
+        listed = [storable(entry, depth + 1) for entry in value[:ITEMS_LIMIT]]
+        return [*listed, f"… {len(value) - ITEMS_LIMIT} more"] if len(value) > ITEMS_LIMIT else listed
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int) and abs(value) < 1 << 63:
         return value
-    return UNSTORABLE.sub("\ufffd", str(value)[:TEXT_LIMIT])
+    text = str(value)
+    rest = f"… {len(text) - TEXT_LIMIT} more characters" if len(text) > TEXT_LIMIT else ""
+    return UNSTORABLE.sub("\ufffd", text[:TEXT_LIMIT]) + rest

@@ -28,7 +28,7 @@ from app.parked import keep
 from app.settings import settings
 from app.tracing import HEADER
 from tasks.headers import COPY, EPISODE, VERSION
-from tasks.inspection import complaint, is_of_a_job, is_uuid, never_decompress, time_of
+from tasks.inspection import complaint, is_of_a_job, is_uuid, never_decompress, priority_of, time_of
 from tasks.parking import parked
 from tasks.services import journal, services
 from tasks.settler import Settle
@@ -120,8 +120,9 @@ class DurableConsumer(Consumer):
         if any((embed or {}).values()):
             self.dead_letter(message, "callbacks, chains and chords are not supported on a durable task")
             return
-        eta, expires = (time_of(message.headers.get(name)) for name in ("eta", "expires"))
-        lineage = {
+        terms: dict[str, Any] = {
+            "priority": priority_of(message.properties, job_type.priority, amqp=settings().broker_is_amqp),
+            **{name: time_of(message.headers.get(name)) for name in ("eta", "expires")},
             "correlation_id": message.properties.get("correlation_id"),
             "traceparent": message.headers.get(HEADER),
         }
@@ -129,7 +130,7 @@ class DurableConsumer(Consumer):
         def work(connection: PgConnection) -> Settle:
             try:
                 fields = self.app.tasks[job_type.name].fields(args, kwargs)
-                job_id = adopt(connection, uuid.UUID(task_id), job_type, fields, eta=eta, expires=expires, **lineage)
+                job_id = adopt(connection, uuid.UUID(task_id), job_type, fields, **terms)
             except (ValidationError, DeadsureError, TypeError, ValueError) as error:
                 # A release with another version of the type may take what this one cannot.
                 if self.kept(connection, message, "not valid for the type here", only_if_readable=True):

@@ -26,6 +26,7 @@ UTF8 = ("utf-8", "utf8", "us-ascii")
 LATEST_YEAR = 3000
 LONGEST_S = 1e9
 PAIR, PROTOCOL_2 = 2, 3
+HIGHEST = 9
 
 
 def complaint(  # noqa: PLR0911  # one return per complaint
@@ -162,6 +163,17 @@ def is_time(value: Any) -> bool:
         return datetime.fromisoformat(value).year < LATEST_YEAR
     except ValueError:
         return False
+
+
+def priority_of(properties: Mapping[str, Any], own: int, *, amqp: bool) -> int:
+    """The priority (0 to 9, 9 first) that a client asked for; its job type's `own` where it asked for none.
+
+    Redis/Valkey serves 0 first, and 0 is what a message without a priority has: there one can only ask for less.
+    """
+    asked = properties.get("priority")
+    if not isinstance(asked, int) or isinstance(asked, bool) or asked < 0:
+        return own
+    return min(asked, HIGHEST) if amqp else min(own, HIGHEST - min(asked, HIGHEST))
 
 
 def time_of(value: str | None) -> datetime | None:

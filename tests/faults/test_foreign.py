@@ -146,16 +146,19 @@ def test_what_cannot_be_adopted_becomes_a_dead_letter(
 
 
 @on_rabbitmq
-def test_an_adopted_message_keeps_its_times(
+def test_an_adopted_message_keeps_its_times_and_its_priority(
     messages: Any, client: Celery, outcomes: Outcomes, effects: Effects, start_worker: Any
 ) -> None:
     start_worker(options=OPTIONS)
-    later = client.send_task("tests.foreign", kwargs={"n": 1}, countdown=3600).id
+    later = client.send_task("tests.foreign", kwargs={"n": 1}, countdown=3600, priority=6).id
     never = client.send_task("tests.foreign", kwargs={"n": 2}, expires=datetime.now(UTC) - timedelta(hours=1)).id
     assert messages.foreign.AsyncResult(client.send_task("tests.foreign").id).get(timeout=60) == {"n": 0}
-    due = "SELECT state::text, extract(epoch FROM not_before - created_at)::float8 FROM jobs WHERE job_id = :job_id"
-    ((state, wait_s),) = wait_for(lambda: outcomes.rows(due, job_id=later), 30, "it is adopted")
-    assert state == "queued"
+    due = (
+        "SELECT state::text, priority, extract(epoch FROM not_before - created_at)::float8"
+        " FROM jobs WHERE job_id = :job_id"
+    )
+    ((state, priority, wait_s),) = wait_for(lambda: outcomes.rows(due, job_id=later), 30, "it is adopted")
+    assert (state, priority) == ("queued", 6)
     assert 3500 < wait_s <= 3600
     wait_for(lambda: messages.foreign.AsyncResult(never).state == "REVOKED", 30, "it is not started any more")
     assert effects.starts() == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -105,6 +106,15 @@ def test_an_invalid_payload_writes_nothing(scene: Scene, payload: dict[str, Any]
     with pytest.raises(error):
         adopt(scene.eyes, uuid4(), FREE, payload)
     assert scene.picture() == before
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 4), (0, 0), (9, 9)])
+def test_its_priority_is_kept(scene: Scene, asked: int | None, given: int) -> None:
+    task_id, job_type = uuid4(), replace(FREE, priority=4)
+    adopt(scene.eyes, task_id, job_type, {"number": 1}, priority=asked)
+    debt = scene.debt(task_id)
+    assert debt is not None
+    assert (scene.row(task_id)["priority"], debt["priority"]) == (given, given)
 
 
 def test_its_times_are_kept(scene: Scene) -> None:

@@ -158,12 +158,22 @@ def test_whatever_headers_hold_can_be_stored(value: Any) -> None:
     to_json(storable(value))
 
 
+def test_headers_that_were_cut_say_so() -> None:
+    whole = {f"h{n}": n for n in range(ITEMS_LIMIT)}
+    assert storable(whole) == whole
+    assert storable({**whole, "one": 1, "two": 2}) == {**whole, "…": "2 more"}
+    assert storable({"text": "x" * TEXT_LIMIT, "list": list(range(ITEMS_LIMIT))}) == {
+        "text": "x" * TEXT_LIMIT,
+        "list": list(range(ITEMS_LIMIT)),
+    }
+
+
 def test_headers_are_bounded() -> None:
     deep: Any = "x"
     for _ in range(50):
         deep = {"a": deep}
     kept = storable({"long": "x" * 10_000, "many": list(range(1000)), "deep": deep, "nul": "a\x00b", "huge": 10**40})
-    assert len(kept["long"]) == TEXT_LIMIT
-    assert len(kept["many"]) == ITEMS_LIMIT
+    assert kept["long"] == "x" * TEXT_LIMIT + "… 8000 more characters"
+    assert kept["many"] == [*range(ITEMS_LIMIT), "… 900 more"]
     assert to_json(kept["deep"]).count("{") < 10
     assert (kept["nul"], kept["huge"]) == ("a\ufffdb", str(10**40))

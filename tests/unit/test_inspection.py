@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.headers import COPY, EPISODE, VERSION
-from tasks.inspection import BODY, BODY_BYTES, BODY_LIMIT, complaint, is_of_a_job, time_of
+from tasks.inspection import BODY, BODY_BYTES, BODY_LIMIT, complaint, is_of_a_job, priority_of, time_of
 from tests.faults.raw_messages import GOOD, JSON, PRIVATE, UTF8, Raw, body, broken, envelope, our_headers
 
 # Their envelope is in order: kombu, the allowlist, the adoption or the attempt turns them away later.
@@ -134,3 +134,25 @@ def test_a_time_without_a_zone_is_utc() -> None:
     assert time_of(None) is None
     assert time_of("2026-10-25T02:30:00") == datetime(2026, 10, 25, 2, 30, tzinfo=UTC)
     assert time_of("2026-10-25T02:30:00+02:00") == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "amqp", "given"),
+    [
+        (None, 4, True, 4),
+        (0, 4, True, 0),
+        (7, 4, True, 7),
+        (255, 4, True, 9),
+        ("high", 4, True, 4),
+        (-1, 4, True, 4),
+        (True, 4, True, 4),
+        (0, 4, False, 4),
+        (3, 4, False, 4),
+        (6, 4, False, 3),
+        (9, 4, False, 0),
+        (200, 4, False, 0),
+    ],
+)
+def test_the_priority_that_a_client_asked_for(asked: Any, own: int, amqp: bool, given: int) -> None:
+    assert priority_of({"priority": asked}, own, amqp=amqp) == given
+    assert priority_of({}, own, amqp=amqp) == own
