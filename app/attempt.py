@@ -197,12 +197,8 @@ def keep(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType, spoilt:
 
 def attempt(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType) -> Ending:
     """The handler, then its arrow. Raises LeaseLost, RunAgain, DatabaseAway; every other error becomes a decision."""
-    claimed = holder.claimed
     try:
-        wanted = find(claimed.type, claimed.version)
-        job.payload = wanted.parse(claimed.payload)
-        stored = storable(job, handle(seat, job, HANDLERS[wanted.name, wanted.version]))
-        job.write_outgoing()
+        stored = effect(seat, job, holder.claimed)
     except (LeaseLost, RunAgain, DatabaseAway, SystemExit, KeyboardInterrupt):
         raise
     except StoppedEarly:
@@ -217,6 +213,15 @@ def attempt(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType) -> E
         if not written(job, holder):
             return fail(seat, holder, job, job_type, error)
     return Ending(Settlement.SUCCEEDED, result_key=job.result_key, outcome=Outcome.SUCCEEDED)
+
+
+def effect(seat: Seat, job: Job, claimed: Claimed) -> str | None:
+    """Run the handler and write its children; the JSON text of what it returned."""
+    wanted = find(claimed.type, claimed.version)
+    job.payload = wanted.parse(claimed.payload)
+    stored = storable(job, handle(seat, job, HANDLERS[wanted.name, wanted.version]))
+    job.write_outgoing()
+    return stored
 
 
 def handle(seat: Seat, job: Job, handler: Handler) -> Any:
@@ -254,6 +259,13 @@ def stop_early(seat: Seat, job: Job) -> Ending:
 
 def fail(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType, error: BaseException) -> Ending:
     """Undo what the handler wrote and write `retry` or `quarantine`; an outage of ours is no failure of the job."""
+    decision = judge(holder, job, job_type, error)
+    write(seat, holder, job, lambda on: record(on, holder, job, decision))
+    return failed(decision)
+
+
+def judge(holder: finish.Holder, job: Job, job_type: JobType, error: BaseException) -> Decision:
+    """Undo what the handler wrote and decide what its error means. Raises RunAgain for an outage of ours."""
     if isinstance(error, DBAPIError | psycopg2.Error) and broken(job.connection):
         raise RunAgain("the database went away under the handler")
     if isinstance(error, MemoryError):
@@ -274,11 +286,15 @@ def fail(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType, error: 
         reason=decision.reason,
         retry_in_s=decision.delay_s,
     )
-    write(seat, holder, job, lambda on: record(on, holder, job, decision))
-    failed = Ending(Settlement.QUARANTINED, reason=decision.reason, failure=decision.failure, cause=decision.cause)
+    return decision
+
+
+def failed(decision: Decision) -> Ending:
+    """The ending that a recorded decision makes."""
+    ending = Ending(Settlement.QUARANTINED, reason=decision.reason, failure=decision.failure, cause=decision.cause)
     if decision.delay_s is None:
-        return replace(failed, outcome=Outcome.QUARANTINED)
-    return replace(failed, settlement=Settlement.RETRIED, outcome=Outcome.RETRIED, delay_s=decision.delay_s)
+        return replace(ending, outcome=Outcome.QUARANTINED)
+    return replace(ending, settlement=Settlement.RETRIED, outcome=Outcome.RETRIED, delay_s=decision.delay_s)
 
 
 def succeed(on: PgConnection, holder: finish.Holder, job: Job, result: str | None) -> None:

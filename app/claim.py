@@ -11,6 +11,7 @@ A worker whose lease is over can claim nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -19,8 +20,8 @@ from uuid import UUID
 from psycopg2.extensions import connection as PgConnection
 
 from app.states import TERMINAL, State
-from db.prepared import USUAL_PLANNING, Plans
-from db.session import one
+from db.prepared import Plans
+from db.session import one, rows
 
 JOB_PLANS = Plans("job")
 CLAIM = JOB_PLANS.statement(
@@ -60,35 +61,27 @@ SELECT attempt, payload, type, schema_version, failures, max_failures, correlati
     delivery_tag="text",
     redelivered="boolean",
 )
-LOCK = JOB_PLANS.statement(
-    "lock",
+# The lock comes before the savepoint of the handler's first statement, or rolling back to it would give the row away
+# (H13). A row that changed between the look and the lock is checked again by PostgreSQL, another copy's claim included.
+HOLD = JOB_PLANS.statement(
+    "hold",
     """
-SELECT set_config('deadsure.held', (SELECT count(*) FROM (
-    SELECT FROM jobs WHERE job_id = %(job_id)s AND state = 'queued' AND attempt = 0 AND crashes = 0
-       AND (not_before IS NULL OR not_before <= clock_timestamp())
-       AND (expires_at IS NULL OR expires_at > clock_timestamp())
-       FOR NO KEY UPDATE SKIP LOCKED) AS held)::text, true)
-""",
-    job_id="uuid",
-)
-READ_HELD = JOB_PLANS.statement(
-    "held",
-    """
-SELECT attempt + 1, payload, jobs.type, jobs.schema_version, failures, max_failures, jobs.correlation_id, checkpoint,
-       extract(epoch FROM clock_timestamp() - jobs.created_at)::float8, last_delay_s, jobs.trace_context,
-       extract(epoch FROM clock_timestamp() - greatest(changed_at, not_before))::float8
+SELECT jobs.job_id::text, attempt + 1, payload, jobs.type, jobs.schema_version, failures, max_failures,
+       jobs.correlation_id, checkpoint, extract(epoch FROM clock_timestamp() - jobs.created_at)::float8, last_delay_s,
+       jobs.trace_context, extract(epoch FROM clock_timestamp() - greatest(changed_at, not_before))::float8
   FROM jobs JOIN outbox USING (job_id), workers
- WHERE jobs.job_id = %(job_id)s AND current_setting('deadsure.held') = '1' AND outbox.sends = 1
+ WHERE jobs.job_id = ANY (%(job_ids)s::uuid[]) AND state = 'queued' AND attempt = 0 AND crashes = 0
+   AND (not_before IS NULL OR not_before <= clock_timestamp())
+   AND (expires_at IS NULL OR expires_at > clock_timestamp())
+   AND outbox.sends = 1
    AND workers.worker_id = %(worker_id)s AND workers.lost_at IS NULL AND workers.stopped_at IS NULL
    AND workers.lease_until > clock_timestamp()
+   FOR NO KEY UPDATE OF jobs SKIP LOCKED
 """,
-    job_id="uuid",
+    job_ids="text[]",
     worker_id="uuid",
 )
-# The lock comes before the savepoint, or rolling back to the savepoint would give the row away (H13).
-BEGIN_ATOMIC = JOB_PLANS.message(
-    f"BEGIN; {{lock}}; {USUAL_PLANNING} SAVEPOINT effect; {{held}}", lock=LOCK, held=READ_HELD
-)
+BEGIN_ATOMIC = JOB_PLANS.message("BEGIN; {hold}", hold=HOLD)
 LOOK = """
 SELECT jobs.state::text, coalesce(not_before > clock_timestamp(), false),
        episode = %(episode)s AND EXISTS (
@@ -157,7 +150,7 @@ class Claimed:
 
 
 def parameters(delivery: Delivery, worker_id: UUID, pid: int) -> dict[str, Any]:
-    """The parameters that CLAIM, BEGIN_ATOMIC, LOOK and RECEIVED share."""
+    """The parameters that CLAIM, LOOK and RECEIVED share."""
     return {
         "job_id": str(delivery.job_id),
         "worker_id": str(worker_id),
@@ -181,12 +174,18 @@ def may_begin_atomic(delivery: Delivery) -> bool:
 
 
 def begin_atomic(connection: PgConnection, delivery: Delivery, worker_id: UUID) -> Claimed | None:
-    """Lock the row and leave the transaction open at savepoint `effect`; None (and no transaction) otherwise."""
-    row = one(connection, BEGIN_ATOMIC, parameters(delivery, worker_id, 0))
-    if row is None:
-        one(connection, "ROLLBACK")
-        return None
-    return Claimed(False, delivery.job_id, *row)
+    """Lock the row and leave the transaction open; None (and no transaction) when it cannot be had."""
+    held = begin_atomic_all(connection, [delivery], worker_id)
+    return held.get(delivery.job_id)
+
+
+def begin_atomic_all(connection: PgConnection, deliveries: Sequence[Delivery], worker_id: UUID) -> dict[UUID, Claimed]:
+    """Lock the rows that can be had and leave the transaction open; none (and no transaction) when there are none."""
+    values = {"job_ids": [str(delivery.job_id) for delivery in deliveries], "worker_id": str(worker_id)}
+    found = [Claimed(False, UUID(job_id), *rest) for job_id, *rest in rows(connection, BEGIN_ATOMIC, values)]
+    if not found:
+        rows(connection, "ROLLBACK")
+    return {claimed.job_id: claimed for claimed in found}
 
 
 def look(connection: PgConnection, delivery: Delivery, worker_id: UUID) -> Refusal:  # noqa: PLR0911  # one per reason

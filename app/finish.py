@@ -9,6 +9,7 @@ In atomic mode the claim was never committed: the same arrows go out from `queue
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,7 +20,7 @@ from psycopg2.extensions import connection as PgConnection
 
 from app.claim import JOB_PLANS, Claimed, Delivery
 from app.errors import LeaseLost
-from db.prepared import OWN_PLANNING, Prepared
+from db.prepared import Prepared
 from db.session import one, rows
 
 # The guard of a committed attempt, and of the clean path, where the row lock is held since `begin_atomic`.
@@ -55,6 +56,36 @@ SUCCEED_TYPES = {
     "redelivered": "boolean",
     "journal_reason": "text",
 }
+# Of a chunk of atomic jobs that share a commit: all of them or none.
+SUCCEED_ALL = JOB_PLANS.statement(
+    "succeed_all",
+    """
+WITH done AS (
+    SELECT * FROM unnest(%(job_ids)s::uuid[], %(result_keys)s::text[], %(results)s::text[])
+           AS done (job_id, result_key, result)
+), job AS (
+    UPDATE jobs SET state = 'succeeded', attempt = 1, worker_id = NULL, child_pid = NULL,
+                    result_key = done.result_key, result = done.result::jsonb, not_before = NULL,
+                    changed_at = clock_timestamp(), finished_at = clock_timestamp()
+      FROM done
+     WHERE jobs.job_id = done.job_id AND state = 'queued' AND attempt = 0
+    RETURNING jobs.job_id
+), paid AS (
+    DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id
+), journal AS (
+    INSERT INTO job_events (job_id, event, attempt, copy, delivery_tag, redelivered, worker_id)
+    SELECT job_id, word, 1, 1, %(delivery_tag)s, false, %(worker_id)s
+      FROM job, (VALUES (1, 'received'), (2, 'claim'), (3, 'result_saved'), (4, 'succeed')) AS words (place, word)
+     ORDER BY job_id, place
+)
+SELECT 1 / (count(*) = cardinality(%(job_ids)s::uuid[]))::int FROM job
+""",
+    job_ids="text[]",
+    result_keys="text[]",
+    results="text[]",
+    delivery_tag="text",
+    worker_id="uuid",
+)
 # A cancel that was asked for while the job ran is honoured here: what would be tried again is cancelled instead.
 RETRY = """
 WITH job AS (
@@ -126,8 +157,8 @@ def finishing(arrow: str, committed: bool, after_commit: str) -> str:
 
     Deferred constraints are checked first, while the handler's savepoint can still be rolled back.
     """
-    sql = statement(arrow, committed)
-    template = f"{OWN_PLANNING} SET CONSTRAINTS ALL IMMEDIATE; {{arrow}}; COMMIT; {after_commit}"
+    sql = arrow if isinstance(arrow, Prepared) else statement(arrow, committed)
+    template = f"SET CONSTRAINTS ALL IMMEDIATE; {{arrow}}; COMMIT; {after_commit}"
     return JOB_PLANS.message(template, arrow=sql) if isinstance(sql, Prepared) else template.format(arrow=sql)
 
 
@@ -138,11 +169,15 @@ for _committed in (True, False):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who writes: the won claim, the delivery it came by, and the worker that holds the lease."""
+    """Who writes: the won claim, the delivery it came by, and the worker that holds the lease.
+
+    `commits` is False for a job that shares its transaction with others: an arrow then leaves it open.
+    """
 
     claimed: Claimed
     delivery: Delivery
     worker_id: UUID
+    commits: bool = True
 
     def write(
         self,
@@ -160,7 +195,8 @@ class Holder:
         if not self.claimed.committed:
             words = ["received", "claim", *words]
         committed = self.claimed.committed
-        sql = finishing(arrow, committed, after_commit) if in_transaction else statement(arrow, committed)
+        whole = in_transaction and self.commits
+        sql = finishing(arrow, committed, after_commit) if whole else statement(arrow, committed)
         try:
             rows(
                 connection,
@@ -196,6 +232,32 @@ def succeed(
     """Write running -> succeeded, with the proof of the effect; `result` is JSON text. Raises LeaseLost."""
     values = {"result_key": result_key, "result": result}
     holder.write(connection, SUCCEED, ["result_saved", "succeed"], values, in_transaction, after_commit)
+
+
+def succeed_all(
+    connection: PgConnection,
+    done: Sequence[tuple[UUID, str, str | None]],
+    delivery_tag: str | None,
+    worker_id: UUID,
+    after_commit: str,
+) -> None:
+    """Commit the open transaction with the success of all of `done`: (job id, result key, result as JSON text).
+
+    Raises LeaseLost when one of them is not held any more: nothing is written then.
+    """
+    sql = finishing(SUCCEED_ALL, committed=False, after_commit=after_commit)
+    values = {
+        "job_ids": [str(job_id) for job_id, _, _ in done],
+        "result_keys": [key for _, key, _ in done],
+        "results": [result for _, _, result in done],
+        "delivery_tag": delivery_tag,
+        "worker_id": str(worker_id),
+    }
+    try:
+        rows(connection, sql, values)
+    except DivisionByZero:
+        rows(connection, "ROLLBACK")
+        raise LeaseLost(f"one of {len(done)} jobs is not held any more; nothing was written") from None
 
 
 def retry(

@@ -28,7 +28,6 @@ from app.job_types import JobType
 from app.json_text import to_json
 from app.seat import BACK, SAVEPOINT, DatabaseAway, JobSession, Seat, broken, noticing_outage
 from app.submit import NOTIFY, NewJob, within
-from db.prepared import USUAL_PLANNING
 from db.session import one, rows
 
 CANCEL_LOOK_S = 1.0
@@ -46,6 +45,9 @@ SELECT 1 / count(*) FROM (
 """
 
 current: ContextVar[Job | None] = ContextVar("deadsure_job", default=None)
+# Statements of handlers that PostgreSQL has read before, so that they may share a message with others.
+SEEN_LIMIT = 1000
+_seen: set[str] = set()
 # Whether code of ours runs that a soft time limit must not cut in two: a claim, an arrow, a wait for the database.
 uninterrupted: ContextVar[bool] = ContextVar("deadsure_uninterrupted", default=False)
 
@@ -61,7 +63,10 @@ class RunAgain(DeadsureError):
 class Job:
     """What a handler knows of its job and may do with it."""
 
-    def __init__(self, seat: Seat, claimed: Claimed, worker_id: UUID, job_type: JobType) -> None:
+    def __init__(
+        self, seat: Seat, claimed: Claimed, worker_id: UUID, job_type: JobType, *, joins: bool = False
+    ) -> None:
+        """`joins`: another job has left its savepoint in the transaction that this one shares."""
         self.job_id = claimed.job_id
         self.attempt = claimed.attempt
         self.failures = claimed.failures
@@ -73,11 +78,13 @@ class Job:
         self.payload: Any = None
         self.outgoing: list[NewJob] = []
         self.in_transaction = not claimed.committed
+        self.savepoint = False
         self._committed = claimed.committed
         self.may_repeat = job_type.on_uncertain == "retry"
         self.connection: PgConnection = seat.connection()
         self._seat, self._worker_id, self._type = seat, worker_id, job_type
         self._session: JobSession | None = None
+        self._joins = joins
         self._cancel_asked_at, self._cancel_requested = 0.0, False
 
     @property
@@ -200,20 +207,40 @@ class Job:
         nth = sum(1 for child in self.outgoing if child.job_type.name == job_type)
         return f"{self.job_id}/{nth}"
 
+    def execute(self, sql: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        """Run one SQL statement in the finishing transaction and return its rows: `session` without SQLAlchemy's cost.
+
+        `parameters` as psycopg2 takes them (`%s`, `%(name)s`); a literal percent sign is written `%%` when there are
+        any. Flush what `session` holds back before a statement that must see it.
+        """
+        opening = self._opening()
+        # PostgreSQL reads a whole message before it runs any of it: a slip in a statement that was never run before
+        # must not take the savepoint along.
+        if opening and sql not in _seen:
+            self.begin()
+            opening = ""
+        with noticing_outage(self.connection):
+            if opening:
+                self._opened()  # whatever the statement itself does
+            found = rows(self.connection, f"{opening}; {sql}" if opening else sql, parameters)
+        if len(_seen) < SEEN_LIMIT:
+            _seen.add(sql)
+        return found
+
     def begin(self) -> None:
-        """Open the finishing transaction, once; holds through an outage, since nothing is written in it yet."""
-        idle_ms = int(self._type.time_limit_s * 1200)
+        """Open the finishing transaction, or this job's part of it, once.
+
+        Holds through an outage as long as there is no transaction that could be lost.
+        """
         tries = 0
-        while not self.in_transaction:
+        while opening := self._opening():
             try:
                 with noticing_outage(self.connection):
-                    rows(
-                        self.connection,
-                        f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; "
-                        f"{USUAL_PLANNING} {SAVEPOINT}",
-                    )
-                self.in_transaction = True
+                    rows(self.connection, opening)
+                self._opened()
             except DatabaseAway:
+                if self.in_transaction:
+                    raise
                 self.connection = self._seat.reconnect(tries)
                 tries += 1
 
@@ -238,7 +265,7 @@ class Job:
         try:
             with noticing_outage(self.connection):
                 rows(self.connection, f"{HELD}; COMMIT; {NOTIFY}", self.fence)
-            self.in_transaction = False
+            self.in_transaction = self.savepoint = False
         except DivisionByZero:
             raise LeaseLost(
                 f"job {self.job_id}: attempt {self.attempt} no longer owns the job; nothing was written"
@@ -253,7 +280,19 @@ class Job:
         if self.in_transaction:
             with suppress(psycopg2.Error):  # a broken session has no transaction any more
                 rows(self.connection, "ROLLBACK")
-            self.in_transaction = False
+            self.in_transaction = self.savepoint = False
+
+    def _opening(self) -> str:
+        """The SQL that must come before the handler's first statement; nothing once it has been sent."""
+        if self.savepoint:
+            return ""
+        if self.in_transaction:
+            return f"RELEASE {SAVEPOINT}; {SAVEPOINT}" if self._joins else SAVEPOINT
+        idle_ms = int(self._type.time_limit_s * 1200)
+        return f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; {SAVEPOINT}"
+
+    def _opened(self) -> None:
+        self.in_transaction = self.savepoint = True
 
     def write_outgoing(self) -> None:
         """Flush the session and insert the children into the finishing transaction."""
@@ -275,7 +314,8 @@ class Job:
         if self.in_transaction:
             if broken(self.connection):
                 raise RunAgain("the job's transaction was lost with the database session")
-            rows(self.connection, BACK)
+            if self.savepoint:
+                rows(self.connection, BACK)
 
     def close(self) -> None:
         """Let go of the session; the transaction is not touched."""

@@ -30,7 +30,7 @@ class Number(BaseModel):
 
 def write(job: Job, n: int) -> None:
     """The effect, in the finishing transaction."""
-    job.session.connection().exec_driver_sql(effects.EFFECT, (n,))
+    job.execute(effects.EFFECT, (n,))
 
 
 def work(n: int) -> None:

@@ -4,23 +4,22 @@ A `Prepared` is the statement's text, to be run as it is anywhere. On a `Plannin
 itself, `db.session.rows` prepares all statements of its `Plans` at their first use and sends EXECUTE instead. SQL-level
 PREPARE, unlike the protocol's, fits into a message of several statements, so an arrow stays one round trip.
 
-The trap: a plan that was made while a table is one page long reads all of it, and is kept when the table has grown.
-So these sessions plan without sequential scans; `OWN_PLANNING` and `USUAL_PLANNING` go around a handler's statements.
+The trap: a plan that was made while a table was empty may read all of it, and is kept when the table has grown. So the
+plans of a session are at most `PLAN_S` old: a table cannot grow much meanwhile.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import time
 from typing import Any
 
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as PgConnection
 
 PARAMETER = re.compile(r"%\((\w+)\)s")
-PLANNING = {"enable_seqscan": "off", "jit": "off", "plan_cache_mode": "force_generic_plan"}
-OWN_PLANNING = "".join(f"SET LOCAL {name} = {value}; " for name, value in PLANNING.items())
-USUAL_PLANNING = "".join(f"SET LOCAL {name} TO DEFAULT; " for name in PLANNING)
+PLAN_S = 1.0
 
 
 class Prepared(str):
@@ -63,9 +62,8 @@ class Plans:
         return made
 
     def prepare(self) -> str:
-        """The SQL that prepares all statements of this kind of session, and sets its planning."""
-        settings = [f"SET {name} = {value}" for name, value in PLANNING.items()]
-        return "; ".join([*settings, *self._prepares])
+        """The SQL that prepares all statements of this kind of session."""
+        return "; ".join(self._prepares)
 
 
 class PlanningConnection(PgConnection):
@@ -75,6 +73,7 @@ class PlanningConnection(PgConnection):
         super().__init__(*args, **kwargs)
         self._planned: set[str] = set()
         self._direct: bool | None = None
+        self._planned_at = 0.0
 
     def text(self, sql: Prepared) -> str:
         """What to send for `sql`, once its statements are prepared; the plain text where they cannot be."""
@@ -84,6 +83,9 @@ class PlanningConnection(PgConnection):
             with self.cursor() as cursor:
                 cursor.execute(sql.plans.prepare())
             self._planned.add(sql.plans.kind)
+        if (now := time.monotonic()) - self._planned_at >= PLAN_S:
+            self._planned_at = now
+            return f"DISCARD PLANS; {sql.executing}"
         return sql.executing
 
     def forget(self) -> None:

@@ -228,7 +228,7 @@ def test_the_clean_path_as_far_as_the_row_tells(
 def test_the_row_lock_outlives_the_handlers_savepoint(scene: Scene) -> None:
     worker, other = scene.worker(), scene.worker()
     holder = scene.begun(worker)
-    rows(worker.session, "ROLLBACK TO SAVEPOINT effect")
+    rows(worker.session, "SAVEPOINT effect; ROLLBACK TO SAVEPOINT effect")
     assert claim.claim(other.session, holder.delivery, other.worker_id, ME) is None
     assert look(scene, other, holder.claimed.job_id) is Refusal.LOCKED
 

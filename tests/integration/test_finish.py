@@ -163,6 +163,7 @@ def test_the_clean_path_journals_the_whole_attempt_in_one_commit(scene: Scene, a
     worker = scene.worker()
     holder = scene.begun(worker)
     job_id = holder.claimed.job_id
+    rows(worker.session, "SAVEPOINT effect")
     write_effect(worker, holder)
     if arrow is not succeed:
         rows(worker.session, "ROLLBACK TO SAVEPOINT effect")
@@ -180,7 +181,7 @@ def test_the_clean_path_journals_the_whole_attempt_in_one_commit(scene: Scene, a
 def test_a_quarantine_of_the_clean_path_makes_the_debt_of_the_job_that_of_its_trace(scene: Scene) -> None:
     worker = scene.worker()
     holder = scene.begun(worker)
-    rows(worker.session, "ROLLBACK TO SAVEPOINT effect")
+    rows(worker.session, "SAVEPOINT effect; ROLLBACK TO SAVEPOINT effect")
     quarantine(worker.session, holder, True)
     debt = scene.debt(holder.claimed.job_id)
     assert debt is not None
@@ -191,7 +192,7 @@ def test_a_quarantine_of_the_clean_path_makes_the_debt_of_the_job_that_of_its_tr
 def test_a_retry_of_the_clean_path_starts_a_new_debt(scene: Scene) -> None:
     worker = scene.worker()
     holder = scene.begun(worker)
-    rows(worker.session, "ROLLBACK TO SAVEPOINT effect")
+    rows(worker.session, "SAVEPOINT effect; ROLLBACK TO SAVEPOINT effect")
     retry(worker.session, holder, True)
     debt = scene.debt(holder.claimed.job_id)
     assert debt is not None
@@ -386,7 +387,7 @@ def test_a_deferred_constraint_fails_before_the_commit_and_the_lock_stays(scene:
     )
     worker = scene.worker()
     holder = scene.begun(worker)
-    rows(worker.session, "INSERT INTO deferred VALUES (1), (1)")
+    rows(worker.session, "SAVEPOINT effect; INSERT INTO deferred VALUES (1), (1)")
     with pytest.raises(psycopg2.errors.UniqueViolation):
         succeed(worker.session, holder, True)
     other = scene.worker()

@@ -8,7 +8,7 @@ import pytest
 from psycopg2.errors import InvalidSqlStatementName
 from psycopg2.extensions import connection as PgConnection
 
-from db.prepared import PLANNING, USUAL_PLANNING, PlanningConnection, Plans
+from db.prepared import PLAN_S, PlanningConnection, Plans
 from db.session import connect, one, rows
 from tests.integration.scene import Scene
 
@@ -40,16 +40,13 @@ def test_a_statement_is_prepared_at_its_first_use_and_once(session: PlanningConn
     assert prepared(session) == 1
 
 
-def test_behind_a_pooler_nothing_is_prepared_and_nothing_is_set(
-    session: PlanningConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_behind_a_pooler_nothing_is_prepared(session: PlanningConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pooler answers at connect with a process number of its own."""
     monkeypatch.setattr(session, "_direct", None)
     monkeypatch.setattr(PlanningConnection, "info", property(lambda _self: Info()))
     assert rows(session, ADD, VALUES) == [(3, 0)]
     monkeypatch.undo()
     assert prepared(session) == 0
-    assert one(session, "SHOW enable_seqscan") == ("on",)
 
 
 class Info:
@@ -83,14 +80,12 @@ def test_an_open_transaction_is_not_disturbed_by_preparing(session: PlanningConn
     assert prepared(session) == 0
 
 
-def test_a_handler_plans_as_its_database_does(session: PlanningConnection) -> None:
-    rows(session, ADD, VALUES)
-    assert one(session, "SHOW enable_seqscan") == ("off",)
-    rows(session, f"BEGIN; {USUAL_PLANNING}")
-    assert {name: one(session, f"SHOW {name}") for name in PLANNING} == {
-        "enable_seqscan": ("on",),
-        "jit": one(session, "SELECT reset_val FROM pg_settings WHERE name = 'jit'"),
-        "plan_cache_mode": ("auto",),
-    }
-    rows(session, "COMMIT")
-    assert one(session, "SHOW enable_seqscan") == ("off",)
+def test_plans_are_made_anew_as_tables_grow(session: PlanningConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("db.prepared.time.monotonic", lambda: now[0])
+    assert "DISCARD PLANS" in session.text(ADD)
+    now[0] += PLAN_S / 2
+    assert "DISCARD PLANS" not in session.text(ADD)
+    now[0] += PLAN_S / 2
+    assert session.text(ADD_ALONE).startswith("DISCARD PLANS; BEGIN;")
+    assert rows(session, ADD, VALUES) == [(3, 0)]

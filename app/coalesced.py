@@ -1,0 +1,162 @@
+"""Atomic jobs that came by one delivery, several to a commit.
+
+    chunk:  BEGIN, lock all -> savepoint, handler, next savepoint, handler, ... -> succeed all, COMMIT
+
+Per job nothing changes: its own attempt, fence, savepoint, decision, retry, quarantine. What fails is rolled back to
+its savepoint and gets its arrow in the same commit; the others are untouched. Whatever is wrong with the chunk itself
+(a constraint at the commit, the lease, the database) loses the whole transaction, and each of its jobs is attempted
+alone, where every such case has its answer.
+
+The race: the process dies in the middle of a chunk. Nothing of it is committed, so nobody is blamed; the broker gives
+the delivery back as redelivered, and then each job commits its own claim: only the one that kills its worker is counted
+(H8). A chunk grows only as long as it takes `CHUNK_S`, so a slow job waits with few others behind its locks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+import psycopg2
+from sqlalchemy.exc import DBAPIError
+
+from app import attempt, finish
+from app.claim import Claimed, Delivery, begin_atomic_all, may_begin_atomic
+from app.ending import Ending, Outcome, Settlement
+from app.errors import LeaseLost
+from app.failures import account
+from app.job import Job, RunAgain, StoppedEarly, current, uninterrupted
+from app.job_types import JobType
+from app.journal import log
+from app.seat import DatabaseAway, Seat
+from app.submit import NOTIFY
+from app.tracing import attempt as traced
+
+CHUNK_S = 0.02
+CHUNK_JOBS = 50  # PostgreSQL keeps 64 subtransactions of a transaction in memory that all can see
+OWN_ANSWER_ALONE = (psycopg2.Error, DBAPIError, DatabaseAway, LeaseLost, RunAgain)
+
+
+@dataclass
+class Pace:
+    """How many jobs of a type share a commit: doubled while they are quick, cut when they are not."""
+
+    jobs: int = 1
+
+    def note(self, jobs: int, took_s: float) -> None:
+        """A chunk of so many jobs took so long."""
+        if took_s > CHUNK_S:
+            self.jobs = max(1, int(jobs * CHUNK_S / took_s))
+        elif jobs >= self.jobs:
+            self.jobs = min(CHUNK_JOBS, self.jobs * 2)
+
+
+_paces: dict[str, Pace] = {}
+
+
+def run(seat: Seat, deliveries: Sequence[Delivery], job_type: JobType) -> list[Ending]:
+    """Attempt all jobs of one delivery; how each of them ended, in order. Raises what `attempt.run` raises."""
+    pace = _paces.setdefault(job_type.name, Pace())
+    together = job_type.mode == "atomic" and all(may_begin_atomic(delivery) for delivery in deliveries)
+    endings: dict[UUID, Ending] = {}
+    place = 0
+    while place < len(deliveries):
+        size = pace.jobs if together else 1
+        chunk = deliveries[place : place + size]
+        place += len(chunk)
+        if len(chunk) > 1:
+            endings |= share(seat, chunk, job_type, pace)
+        for delivery in chunk:
+            if delivery.job_id not in endings:
+                began = time.perf_counter()
+                endings[delivery.job_id] = attempt.run(seat, delivery, job_type)
+                if len(chunk) == 1:
+                    pace.note(1, time.perf_counter() - began)
+    return [endings[delivery.job_id] for delivery in deliveries]
+
+
+def share(seat: Seat, chunk: Sequence[Delivery], job_type: JobType, pace: Pace) -> dict[UUID, Ending]:
+    """Attempt the jobs of a chunk in one commit; the endings of those that have one, none when it was lost."""
+    began = time.perf_counter()
+    token = uninterrupted.set(True)
+    try:
+        endings = Chunk(seat, job_type).run(chunk)
+    except OWN_ANSWER_ALONE as error:
+        log.warning(
+            "chunk.lost",
+            type=job_type.name,
+            jobs=len(chunk),
+            reason=account(error)[0],
+            consequence="nothing of it is written; each job is attempted alone",
+        )
+        seat.drop()
+        return {}
+    except BaseException:
+        seat.drop()  # no open transaction may stay behind it
+        raise
+    finally:
+        uninterrupted.reset(token)
+    pace.note(len(chunk), time.perf_counter() - began)
+    return endings
+
+
+class Chunk:
+    """One transaction, and the jobs in it."""
+
+    def __init__(self, seat: Seat, job_type: JobType) -> None:
+        self._seat, self._type = seat, job_type
+        self._connection, self._worker_id = seat.connection(), seat.worker_id
+        self._done: list[tuple[UUID, str, str | None]] = []
+        self._savepoint = self._children = False
+
+    def run(self, deliveries: Sequence[Delivery]) -> dict[UUID, Ending]:
+        """Lock, run, commit. A job without an ending is to be attempted alone."""
+        held = begin_atomic_all(self._connection, deliveries, self._worker_id)
+        if not held:
+            return {}
+        endings = {}
+        for delivery in deliveries:
+            if (claimed := held.get(delivery.job_id)) is not None:
+                with suppress(StoppedEarly):
+                    endings[delivery.job_id] = self.one(claimed, delivery)
+        tag = deliveries[0].delivery_tag
+        finish.succeed_all(self._connection, self._done, tag, self._worker_id, NOTIFY if self._children else "")
+        return endings
+
+    def one(self, claimed: Claimed, delivery: Delivery) -> Ending:
+        """One job: its handler behind a savepoint; the arrow of a failure at once, that of a success at the end."""
+        holder = finish.Holder(claimed, delivery, self._worker_id, commits=False)
+        job = Job(self._seat, claimed, self._worker_id, self._type, joins=self._savepoint)
+        token = current.set(job)
+        trace = traced(
+            claimed.type, job.job_id, job.attempt, job.correlation_id, job.trace_context, queue=self._type.queue
+        )
+        try:
+            with trace as span:
+                ending = replace(self.ending(holder, job), waited_s=claimed.waited_s)
+                span.end(ending.outcome, ending.reason if ending.failure else None)
+                return ending
+        finally:
+            current.reset(token)
+            self._savepoint = self._savepoint or job.savepoint
+            job.close()
+
+    def ending(self, holder: finish.Holder, job: Job) -> Ending:
+        """Run the handler; decide what its error means. Raises StoppedEarly with nothing of the job left."""
+        try:
+            stored = attempt.effect(self._seat, job, holder.claimed)
+        except (LeaseLost, RunAgain, DatabaseAway, SystemExit, KeyboardInterrupt):
+            raise
+        except StoppedEarly:
+            job.undo()
+            raise
+        except BaseException as error:  # noqa: BLE001  # CancelledError and the panics of extensions too
+            decision = attempt.judge(holder, job, self._type, error)
+            attempt.record(self._connection, holder, job, decision)
+            return attempt.failed(decision)
+        self._done.append((job.job_id, job.result_key, stored))
+        self._children = self._children or bool(job.outgoing)
+        return Ending(Settlement.SUCCEEDED, result_key=job.result_key, outcome=Outcome.SUCCEEDED)
