@@ -27,7 +27,6 @@ from app.clock import boottime_s
 from app.errors import DeadsureError
 from app.journal import log
 from app.submit import CREATED, EXISTING, NOTIFY
-from db.prepared import OWN_PLANNING
 from db.session import one, rows
 
 PAGE = 200
@@ -49,7 +48,7 @@ CHILD_STATES = """
      WHERE shared.batch_id = {batch_id}
 """
 # A planner that believes most children to be open would read the whole table for the first one, and find none.
-BY_INDEX = f"BEGIN; {OWN_PLANNING}"
+BY_INDEX = "BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL jit = off; "
 LOOK = f"""
 SELECT batch_id, NOT {HAS_OPEN_CHILD}
   FROM batches
