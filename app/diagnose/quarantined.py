@@ -63,12 +63,13 @@ def quarantined(facts: Facts, job: JobRow) -> Said | None:
     """It waits for a decision."""
     entry = present(facts, job)
     print_ = f", fingerprint {entry.fingerprint}" if entry else ""
-    again = f" for the {job.episode}. time" if job.episode > 1 else ""
+    alike = sum(other.fingerprint == entry.fingerprint for other in facts.entries) if entry else 0
+    again = f" again ({alike} of {job.episode} times with this fingerprint)" if job.episode > 1 else ""
     if job.cause == "unknown_type" and facts.fleet.knowing:
         return Said(
             f"Quarantined as unknown_type{again}; by now {job.versioned} is known to "
             f"{many(facts.fleet.knowing, 'live worker')}.",
-            f"deadsure quarantine replay {job.job_id}",
+            f"deadsure quarantine replay {job.job_id} --reason 'its type is known now'",
         )
     return Said(
         f"Quarantined as {job.cause}{again} ({job.reason}{print_}) after {many(job.attempt, 'attempt')}: "

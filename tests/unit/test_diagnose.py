@@ -170,7 +170,9 @@ def test_explanations_that_depend_on_more_than_their_cause() -> None:
     assert "stand still" in said("frozen relay")
     assert "must not be repeated early" in said("dead, effect not to be repeated")
     assert "The broker does not answer." in said("broker down")
-    assert diagnose(CASES["known again"][2]).next == f"deadsure quarantine replay {JOB_ID}"
+    assert diagnose(CASES["known again"][2]).next.startswith(f"deadsure quarantine replay {JOB_ID} --reason ")
+    twice = facts(replace(QUARANTINED, episode=2), entries=(ENTRY, replace(ENTRY, episode=2)))
+    assert "again (2 of 2 times with this fingerprint)" in diagnose(twice).explanation
     assert "no sweeper is alive" not in said("over, pooled"), "where sessions cannot be seen nobody is missed"
     lost_note = facts(DONE, events=(SUCCEED,), owner=owner(), broker=replace(CALM, unacknowledged=0))
     assert "only the note was lost" in diagnose(lost_note).explanation
