@@ -1,5 +1,8 @@
 """Reads what the database knows of one id, in a few short statements. Writes nothing, locks nothing.
 
+The race: the job is claimed after its row was read and before its debt is, and looks like one that nobody owes a
+message. So all of it is read in one snapshot.
+
 Behind a pooler sessions cannot be told apart, so nothing is concluded from them. The row lock of an atomic job at work
 is seen from outside: the transaction that locked the row is in `pg_locks`, and its session names the worker.
 """
@@ -116,18 +119,24 @@ NAMES = """
 SELECT 'batch' FROM batches WHERE batch_id = %(id)s UNION ALL SELECT 'worker' FROM workers WHERE worker_id = %(id)s
 """
 NOW = "SELECT clock_timestamp()"
+SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 def read(connection: PgConnection, asked: UUID, settings: Settings, broker: Broker | None = None) -> Facts:
     """Everything that the database knows of `asked`: a job, an alias of one, or what else it may be."""
-    found = one(connection, FIND, {"id": str(asked)})
-    return (
-        of_job(connection, asked, UUID(found[0]), settings, broker) if found else of_other(connection, asked, settings)
-    )
+    rows(connection, SNAPSHOT)
+    try:
+        found = one(connection, FIND, {"id": str(asked)})
+        if found is None:
+            return of_other(connection, asked, settings)
+        return of_job(connection, asked, UUID(found[0]), settings, broker)
+    finally:
+        if not connection.closed:
+            rows(connection, "ROLLBACK")
 
 
 def of_job(connection: PgConnection, asked: UUID, job_id: UUID, settings: Settings, broker: Broker | None) -> Facts:
-    """The facts of a job; the row is read first, what belongs to it a moment later."""
+    """The facts of a job."""
     values: dict[str, Any] = {
         "id": str(job_id),
         "events": EVENTS_LIMIT,
@@ -135,7 +144,7 @@ def of_job(connection: PgConnection, asked: UUID, job_id: UUID, settings: Settin
         "ahead": AHEAD_LIMIT,
     }
     row = record(connection, JOB, values)
-    assert row is not None, f"{job_id} was there a moment ago"
+    assert row is not None  # found in this snapshot
     now: datetime = row.pop("now")
     job = JobRow(**ids(row))
     held = record(connection, HELD, values)
