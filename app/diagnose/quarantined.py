@@ -48,7 +48,7 @@ def quarantine_trace_missing(facts: Facts, job: JobRow) -> Said | None:
 def quarantined_blocks_batch(facts: Facts, job: JobRow) -> Said | None:
     """Its batch cannot end before somebody decides."""
     batch = facts.batch
-    if batch is None or batch.finished_at is not None or batch.coordinator_id == job.job_id:
+    if batch is None or not batch.open or batch.coordinator_id == job.job_id:
         return None
     blocked = batch.states.get("quarantined", 0)
     return Said(

@@ -128,7 +128,12 @@ def test_quarantined_jobs_their_batch_and_their_coordinator(scene: Scene) -> Non
     found = ask(scene, coordinator.claimed.job_id)
     assert (found.wrong, found.next) == (True, f"deadsure batch show {batch_id}")
     assert str(child) in found.explanation
-    put(scene, "UPDATE batches SET finished_at = clock_timestamp() WHERE batch_id = %s", batch_id)
+    put(
+        scene,
+        "UPDATE batches SET cancelled_at = clock_timestamp(), cancelled_by = 'ada', cancel_reason = 'r'"
+        " WHERE batch_id = %s",
+        batch_id,
+    )
     assert ask(scene, child).cause == "quarantined"
 
 
