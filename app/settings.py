@@ -81,6 +81,9 @@ class Settings:
     retention_replay_runs: Age = setting(
         "DEADSURE_RETENTION_REPLAY_RUNS", Age("90d"), "how long it keeps the records of replays in stages"
     )
+    retention_batches: Age = setting(
+        "DEADSURE_RETENTION_BATCHES", Age("90d"), "how long it keeps ended batches whose jobs are gone"
+    )
     retention_workers: Age = setting("DEADSURE_RETENTION_WORKERS", Age("7d"), "how long it keeps workers that are gone")
     retention_tombstones: Age = setting(
         "DEADSURE_RETENTION_TOMBSTONES", Age("never"), "how long the key of a pruned job stays taken"

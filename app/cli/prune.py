@@ -27,6 +27,7 @@ HELP = {
     "journal": "Journal rows whose job is gone.",
     "dead_letters": "Dead letters of jobs that have ended; all others stay.",
     "replay_runs": "Records of replays in stages.",
+    "batches": "Batches that have ended and whose jobs are gone.",
     "workers": "Rows of workers that are gone.",
     "tombstones": "Tombstones: their keys are free again, and run again.",
     "keyless": "Tombstones of jobs without a key.",

@@ -22,18 +22,23 @@ from db.session import one, rows
 FIRST = (datetime(1970, 1, 1, tzinfo=UTC), "00000000-0000-0000-0000-000000000000")
 LOCK_S = 8  # a prune that is frozen with its locks held must not hold up a submit of the same key for longer
 CLOCK = "SELECT clock_timestamp()"
+# A batch is named by its coordinator's id. Its completion job reads the children: they stay until that has ended too.
+OPEN_BATCH = """
+    cancelled_at IS NULL AND (batches.finished_at IS NULL OR EXISTS (
+        SELECT FROM jobs last WHERE last.job_id = completion_id AND last.state NOT IN ('succeeded', 'cancelled')))
+"""
 # Ages count from the run's beginning, so that a job has one verdict in all its pages.
-JUDGED = """
+JUDGED = f"""
     SELECT jobs.job_id, jobs.created_at, jobs.type, state::text AS state, CASE
            WHEN state NOT IN ('succeeded', 'cancelled', 'quarantined') THEN 'it has not ended'
-           WHEN NOT coalesce(coalesce(finished_at, changed_at) < %(now)s - make_interval(secs => CASE state
+           WHEN NOT coalesce(coalesce(jobs.finished_at, jobs.changed_at) < %(now)s - make_interval(secs => CASE state
                     WHEN 'succeeded' THEN %(succeeded_s)s WHEN 'cancelled' THEN %(cancelled_s)s
                     ELSE %(quarantined_s)s END), false) THEN 'its retention'
            WHEN EXISTS (SELECT FROM quarantine_entries entry
                          WHERE entry.job_id = jobs.job_id AND closed_at IS NULL) THEN 'an open quarantine entry'
-           WHEN batch_id IS NOT NULL AND EXISTS (SELECT FROM batches
-                         WHERE batches.batch_id = jobs.batch_id AND finished_at IS NULL) THEN 'an open batch'
-           WHEN jobs.job_id IN (SELECT coordinator_id FROM batches WHERE finished_at IS NULL) THEN 'an open batch'
+           WHEN EXISTS (SELECT FROM batches WHERE batches.batch_id IN (jobs.batch_id, jobs.job_id) AND {OPEN_BATCH})
+             OR EXISTS (SELECT FROM batch_shared_jobs shared JOIN batches USING (batch_id)
+                         WHERE shared.job_id = jobs.job_id AND {OPEN_BATCH}) THEN 'an open batch'
            WHEN EXISTS (SELECT FROM jobs parent WHERE parent.job_id = jobs.parent_id
                            AND parent.state NOT IN ('succeeded', 'cancelled')) THEN 'an open parent'
            WHEN EXISTS (SELECT FROM dead_letters letter WHERE letter.job_id = jobs.job_id AND coalesce(

@@ -13,7 +13,7 @@ NEVER = Age("never")
 
 @dataclass(frozen=True)
 class Retention:
-    """Ages counted from a job's end, a dead letter's arrival, a run's begin, a worker's end, a pruning.
+    """Ages counted from a job's end, a dead letter's arrival, a run's begin, a batch's or worker's end, a pruning.
 
     `quarantined` is for jobs whose entries somebody has closed without an end; open entries are work, and stay.
     """
@@ -24,6 +24,7 @@ class Retention:
     journal: Age = NEVER
     dead_letters: Age = NEVER
     replay_runs: Age = NEVER
+    batches: Age = NEVER
     workers: Age = NEVER
     tombstones: Age = NEVER
     keyless: Age = NEVER

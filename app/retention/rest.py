@@ -56,6 +56,14 @@ KINDS = (
         "created_at < %(now)s - make_interval(secs => %(replay_runs_s)s)",
     ),
     Kind(
+        "batches",
+        "batches",
+        "batch_id",
+        "created_at < %(now)s - make_interval(secs => %(batches_s)s)"
+        " AND coalesce(finished_at, cancelled_at) < %(now)s - make_interval(secs => %(batches_s)s)"
+        " AND NOT EXISTS (SELECT FROM jobs WHERE jobs.batch_id = old.batch_id)",
+    ),
+    Kind(
         "workers",
         "workers",
         "worker_id",

@@ -35,6 +35,7 @@ SHORT = Retention(
     journal=Age("1d"),
     dead_letters=Age("10d"),
     replay_runs=Age("10d"),
+    batches=Age("10d"),
     workers=Age("1d"),
     keyless=Age("1d"),
 )
@@ -125,11 +126,23 @@ def test_many_pages_and_a_dry_run_before(scene: Scene, ended: End) -> None:
 
 
 def open_batch(scene: Scene, job_id: UUID, *, of: str) -> None:
-    batch = str(uuid.uuid4())
-    coordinator = str(job_id) if of == "coordinator" else str(uuid.uuid4())
-    rows(scene.eyes, "INSERT INTO batches (batch_id, coordinator_id) VALUES (%s, %s)", (batch, coordinator))
+    """One that needs the job: as its child, as somebody else's child that it waits for, as its coordinator."""
+    batch = str(job_id) if of == "coordinator" else str(uuid.uuid4())
+    rows(scene.eyes, "INSERT INTO batches (batch_id, coordinator_id) VALUES (%(id)s, %(id)s)", {"id": batch})
     if of == "child":
         scene.change(job_id, batch_id=batch)
+    if of == "shared":
+        rows(scene.eyes, "INSERT INTO batch_shared_jobs (batch_id, job_id) VALUES (%s, %s)", (batch, str(job_id)))
+
+
+def batch_without_summary(scene: Scene, job_id: UUID) -> None:
+    """It has ended, and its completion job, which reads the children, has not."""
+    open_batch(scene, job_id, of="child")
+    rows(
+        scene.eyes,
+        "UPDATE batches SET finished_at = now(), exhausted = true, completion_id = %s",
+        (str(scene.job()),),
+    )
 
 
 def dead_letter(scene: Scene, job_id: UUID | None, received_at: str = "now") -> None:
@@ -170,13 +183,15 @@ def young(scene: Scene, job_id: UUID) -> None:
     [
         (partial(open_batch, of="child"), "an open batch"),
         (partial(open_batch, of="coordinator"), "an open batch"),
+        (partial(open_batch, of="shared"), "an open batch"),
+        (batch_without_summary, "an open batch"),
         (dead_letter, "a dead letter"),
         (open_entry, "an open quarantine entry"),
         (open_parent, "an open parent"),
         (unpaid_debt, "an unpaid debt"),
         (young, None),
     ],
-    ids=["batch", "coordinator", "dead letter", "entry", "parent", "debt", "young"],
+    ids=["batch", "coordinator", "shared", "summary", "dead letter", "entry", "parent", "debt", "young"],
 )
 def test_a_job_that_is_needed_stays(scene: Scene, ended: End, need: Callable[..., None], why: str | None) -> None:
     kept, other = ended("kept"), ended("other")
@@ -191,10 +206,10 @@ def test_what_no_longer_needs_it_lets_it_go(scene: Scene, ended: End) -> None:
     job_id = ended()
     open_batch(scene, job_id, of="child")
     dead_letter(scene, job_id, "2020-01-01")  # older than its own retention: it goes first
-    rows(scene.eyes, "UPDATE batches SET finished_at = now(), exhausted = true")
+    rows(scene.eyes, "UPDATE batches SET created_at = '2020-01-01', finished_at = '2020-01-02', exhausted = true")
     done = prune(scene)
     assert not there(scene, job_id)
-    assert done.rest["dead_letters"] == 1
+    assert +done.rest == {"dead_letters": 1, "batches": 1}
 
 
 @pytest.mark.parametrize(
