@@ -102,7 +102,7 @@ def hold(seat: Seat, delivery: Delivery, job_type: JobType) -> Ending:
             log.error(
                 "attempt.broken",
                 job_id=str(delivery.job_id),
-                reason=account(error)[0],
+                reason=account(error).reason,
                 consequence="the delivery is held and tried again",
             )
             seat.drop()
@@ -317,6 +317,7 @@ def record(on: PgConnection, holder: finish.Holder, job: Job, decision: Decision
             decision.fingerprint,
             failure=decision.failure,
             failed=decision.failed,
+            frames=decision.frames,
             offer_s=settings().resend_first_s,
             in_transaction=job.in_transaction,
         )

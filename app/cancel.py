@@ -17,7 +17,9 @@ from db.session import one
 
 CANCEL = """
 WITH candidate AS (
-    SELECT job_id FROM jobs WHERE job_id = %(job_id)s FOR NO KEY UPDATE NOWAIT
+    SELECT job_id FROM jobs
+     WHERE job_id = %(job_id)s AND (%(episode)s::int IS NULL OR state = 'quarantined' AND episode = %(episode)s)
+       FOR NO KEY UPDATE NOWAIT
 ), job AS (
     UPDATE jobs SET state = 'cancelled', not_before = NULL, cause = %(cause)s, reason = %(reason)s,
                     changed_at = clock_timestamp(), finished_at = clock_timestamp()
@@ -35,6 +37,9 @@ WITH candidate AS (
 ), closed AS (
     UPDATE quarantine_entries entry SET closed_at = clock_timestamp()
       FROM job WHERE entry.job_id = job.job_id AND entry.episode = job.episode AND closed_at IS NULL
+), action AS (
+    INSERT INTO quarantine_actions (job_id, episode, action, author, reason)
+    SELECT job_id, episode, 'cancel', %(author)s, %(reason)s FROM job WHERE %(episode)s::int IS NOT NULL
 ), journal AS (
     INSERT INTO job_events (job_id, event, attempt, reason) SELECT job_id, 'cancel', attempt, %(reason)s FROM job
 )
@@ -54,7 +59,7 @@ class Cancelled(Enum):
 
 def cancel(connection: PgConnection, job_id: UUID, *, cause: str = "cancelled", reason: str = "cancelled") -> Cancelled:
     """Cancel a job, or ask a running one to stop. `cause` `expired` cancels only what is past its `expires`."""
-    values = {"job_id": str(job_id), "cause": cause, "reason": reason}
+    values = {"job_id": str(job_id), "cause": cause, "reason": reason, "episode": None, "author": None}
     try:
         row = one(connection, CANCEL, values)
     except LockNotAvailable:
@@ -66,3 +71,13 @@ def cancel(connection: PgConnection, job_id: UUID, *, cause: str = "cancelled", 
     if asked:
         return Cancelled.REQUESTED
     return Cancelled.FINISHED if there else Cancelled.UNKNOWN
+
+
+def cancel_quarantined(connection: PgConnection, job_id: UUID, episode: int, author: str, reason: str) -> bool:
+    """Cancel a job in its `episode`-th quarantine, as a recorded decision; False when it no longer is in it."""
+    values = {"job_id": str(job_id), "cause": "cancelled", "reason": reason, "episode": episode, "author": author}
+    try:
+        row = one(connection, CANCEL, values)
+    except LockNotAvailable:
+        return False  # somebody else is deciding about it
+    return bool(row and row[0])

@@ -5,7 +5,8 @@ works. The claim is one guarded UPDATE behind `SKIP LOCKED`: one wins, the other
 
 Two ways through the gate. `claim` commits the new attempt, so a crash of the handler is counted. `begin_atomic` only
 locks the row: claim, effect and success share one commit. It is taken only when nothing can have started before:
-attempt = 0, crashes = 0, not redelivered by a broker whose flag can be trusted, copy 1 of a debt with `sends` = 1.
+attempt = 0, crashes = 0, not redelivered by a broker whose flag can be trusted, copy 1 of a debt with `sends` = 1,
+never in quarantine: a replay's debt has a first copy too, and one of the debt before it may still be about.
 A worker whose lease is over can claim nothing.
 """
 
@@ -50,7 +51,7 @@ WITH owner AS (
       FROM job, (VALUES (1, 'received'), (2, 'claim')) AS words (place, word) ORDER BY place
 )
 SELECT attempt, payload, type, schema_version, failures, max_failures, correlation_id, checkpoint,
-       extract(epoch FROM clock_timestamp() - created_at)::float8, last_delay_s, trace_context,
+       extract(epoch FROM clock_timestamp() - coalesce(replayed_at, created_at))::float8, last_delay_s, trace_context,
        extract(epoch FROM clock_timestamp() - ready_at)::float8
   FROM job
 """,
@@ -71,6 +72,7 @@ SELECT jobs.job_id::text, attempt + 1, payload, jobs.type, jobs.schema_version, 
        jobs.trace_context, extract(epoch FROM clock_timestamp() - greatest(changed_at, not_before))::float8
   FROM jobs JOIN outbox USING (job_id), workers
  WHERE jobs.job_id = ANY (%(job_ids)s::uuid[]) AND state = 'queued' AND attempt = 0 AND crashes = 0
+   AND jobs.episode = 0
    AND (not_before IS NULL OR not_before <= clock_timestamp())
    AND (expires_at IS NULL OR expires_at > clock_timestamp())
    AND outbox.sends = 1
@@ -91,7 +93,6 @@ SELECT jobs.state::text, coalesce(not_before > clock_timestamp(), false),
        coalesce(expires_at <= clock_timestamp(), false)
   FROM jobs WHERE jobs.job_id = %(job_id)s
 """
-PRUNED = "SELECT 1 FROM job_tombstones WHERE job_id = %(job_id)s"
 RECEIVED = """
 INSERT INTO job_events (job_id, event, copy, delivery_tag, redelivered, worker_id, reason)
 VALUES (%(job_id)s, 'received', %(copy)s, %(delivery_tag)s, %(redelivered)s, %(worker_id)s, %(reason)s)
@@ -193,9 +194,7 @@ def look(connection: PgConnection, delivery: Delivery, worker_id: UUID) -> Refus
     """Why the claim gave nothing. LOCKED also covers a job that became free meanwhile: try again."""
     row = one(connection, LOOK, parameters(delivery, worker_id, 0))
     if row is None:
-        # A late copy of a job that ended and was pruned since is acknowledged, like any other late copy.
-        pruned = one(connection, PRUNED, parameters(delivery, worker_id, 0))
-        return Refusal.UNKNOWN if pruned is None else Refusal.FINISHED
+        return Refusal.UNKNOWN
     state, early, untraced, lease, expired = row
     if state in TERMINAL:
         return Refusal.FINISHED

@@ -36,26 +36,36 @@ from app.seat import DatabaseAway, noticing_outage
 from app.sweep import CHILD_DIED, HARD_LIMIT
 from db.session import one
 
+# The lock on the job's row makes the order certain: a call is entered before its attempt loses the job, or not at all.
+# Without it a call could be entered after a replay had looked at the ledger and found it empty (H11).
 START = """
-INSERT INTO effects (job_id, name, attempt, idempotency_key)
-SELECT job_id, %(name)s, attempt, %(key)s FROM jobs
+INSERT INTO effects (job_id, name, attempt, idempotency_key, takes_key)
+SELECT job_id, %(name)s, attempt, %(key)s, %(takes_key)s FROM jobs
  WHERE job_id = %(job_id)s AND state = 'running' AND attempt = %(attempt)s AND worker_id = %(worker_id)s
+   FOR SHARE
 ON CONFLICT (job_id, name) DO NOTHING
 RETURNING 1
 """
 SEEN_DEAD = [f"killed: {CHILD_DIED}%", f"killed: {HARD_LIMIT}%"]
-EARLIER = """
+# Words of an attempt that can no longer act: it ended itself, or its worker's main process saw it die.
+ENDED = "(event IN ('retry', 'quarantine', 'release') OR event = 'expire' AND reason LIKE ANY (%(seen)s))"
+EARLIER = f"""
 SELECT effects.status, effects.result, effects.attempt,
        EXISTS (SELECT FROM job_events ended
-                WHERE ended.job_id = effects.job_id AND ended.attempt = effects.attempt
-                  AND (event IN ('retry', 'quarantine', 'release') OR event = 'expire' AND reason LIKE ANY (%(seen)s)))
+                WHERE ended.job_id = effects.job_id AND ended.attempt = effects.attempt AND {ENDED})
   FROM effects JOIN jobs USING (job_id)
  WHERE job_id = %(job_id)s AND name = %(name)s
    AND state = 'running' AND jobs.attempt = %(attempt)s AND worker_id = %(worker_id)s
 """
 AGAIN = """
-UPDATE effects SET attempt = %(attempt)s, started_at = clock_timestamp()
- WHERE job_id = %(job_id)s AND name = %(name)s AND status = 'started' AND attempt <= %(attempt)s
+WITH mine AS (
+    SELECT job_id FROM jobs
+     WHERE job_id = %(job_id)s AND state = 'running' AND attempt = %(attempt)s AND worker_id = %(worker_id)s
+       FOR SHARE
+)
+UPDATE effects SET attempt = %(attempt)s, takes_key = %(takes_key)s, started_at = clock_timestamp()
+  FROM mine
+ WHERE effects.job_id = mine.job_id AND name = %(name)s AND status = 'started' AND effects.attempt <= %(attempt)s
 RETURNING 1
 """
 FINISH = """
@@ -111,7 +121,7 @@ class Caller:
         Raises LeaseLost when the attempt no longer owns the job, UncertainEffect when an earlier attempt started the
         call and nobody can tell what became of it.
         """
-        values = self.values(name)
+        values = {**self.values(name), "takes_key": takes_key}
         first = self.start(values)
         if not first:
             earlier = self.fetch(EARLIER, values)

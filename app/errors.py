@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from pydantic import ValidationError
+
 
 class DeadsureError(Exception):
     """Base of everything that Deadsure raises on purpose."""
@@ -83,3 +85,13 @@ class UnsupportedOption(DeadsureError):
 
 class InvalidPayload(DeadsureError, ValueError):
     """Raised by submit before any write: the payload is no storable JSON (NUL, lone surrogate, NaN)."""
+
+
+class EditRefused(DeadsureError):
+    """Raised by an edit of a quarantined job's payload that cannot be; nothing is written."""
+
+
+def invalid(error: ValidationError) -> str:
+    """Field and complaint of each validation error, without the values."""
+    complaints = [f"{'.'.join(map(str, e['loc'])) or 'payload'}: {e['msg']}" for e in error.errors(include_input=False)]
+    return f"{error.title}: " + "; ".join(complaints)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import httpx
 import psycopg2
@@ -37,6 +38,7 @@ from app.retry_policy import RetryPolicy
 
 INSTALLED = tuple({str(Path(p).resolve()) for p in (sys.prefix, sys.base_prefix)})
 OWN = str(Path(__file__).parent)
+FRAMES_LIMIT = 30
 
 
 class Failure(StrEnum):
@@ -94,7 +96,10 @@ PERMANENT_SQLSTATES = ("22", "42")
 
 @dataclass(frozen=True)
 class Decision:
-    """`delay_s` is None when the job is to be quarantined; `failed` says whether a failure is counted."""
+    """`delay_s` is None when the job is to be quarantined; `failed` says whether a failure is counted.
+
+    `frames`: where it happened, for people; see `Account`.
+    """
 
     failure: Failure
     cause: str
@@ -102,6 +107,7 @@ class Decision:
     fingerprint: str
     delay_s: float | None
     failed: bool = True
+    frames: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -206,10 +212,12 @@ def decide(
 ) -> Decision:
     """Retry or quarantine. An uncertain error is retried only where asking or repeating is safe."""
     failure = classify(error, own)
-    reason, fingerprint = account(error)
+    reason, fingerprint, frames = account(error)
+    # A replay raised the limit: what failed before it is history, and the delays begin anew.
+    failures = history.failures - min(history.failures, max(0, history.limit - policy.limit))
 
     def quarantined(cause: str) -> Decision:
-        return Decision(failure, cause, reason, fingerprint, None)
+        return Decision(failure, cause, reason, fingerprint, None, frames=frames)
 
     if failure is Failure.PERMANENT:
         return quarantined("permanent")
@@ -217,26 +225,41 @@ def decide(
         return quarantined("uncertain")
     if history.failures + 1 >= history.limit:
         return quarantined("attempts_spent")
-    delay = policy.delay_s(history.failures + 1, last_s=history.last_s, retry_after_s=retry_after_s(error))
+    delay = policy.delay_s(failures + 1, last_s=history.last_s, retry_after_s=retry_after_s(error))
     if policy.deadline_s is not None and history.age_s + delay > policy.deadline_s:
         return quarantined("deadline")
-    return Decision(failure, failure.value, reason, fingerprint, delay)
+    return Decision(failure, failure.value, reason, fingerprint, delay, frames=frames)
 
 
-def account(error: BaseException) -> tuple[str, str]:
-    """(safe reason, fingerprint) of an error: its type and the project's own frames, without values."""
+class Account(NamedTuple):
+    """What may be told of an error: its type and the project's own frames, without values.
+
+    `frames`: `folder/file:line function`, outermost first, the innermost `FRAMES_LIMIT` of them.
+    """
+
+    reason: str
+    fingerprint: str
+    frames: tuple[str, ...]
+
+
+def account(error: BaseException) -> Account:
+    """The safe account of an error; lines are left out of the fingerprint, which outlives a deploy."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    frames = own_frames(error.__traceback__)
-    reason = f"{kind} in {frames[-1]}" if frames else kind
-    return reason, hashlib.sha256("\n".join([kind, *frames]).encode()).hexdigest()[:12]
+    own = own_frames(error.__traceback__)
+    places = [f"{path.name}:{function}" for path, _, function in own]
+    reason = f"{kind} in {places[-1]}" if places else kind
+    fingerprint = hashlib.sha256("\n".join([kind, *places]).encode()).hexdigest()[:12]
+    frames = (f"{path.parent.name}/{path.name}:{line} {function}" for path, line, function in own[-FRAMES_LIMIT:])
+    return Account(reason, fingerprint, tuple(frames))
 
 
-def own_frames(trace: TracebackType | None) -> list[str]:
-    """`file:function` of the frames that belong to neither Python, an installed package, nor this layer's top level."""
+def own_frames(trace: TracebackType | None) -> list[tuple[Path, int, str]]:
+    """File, line, function of the frames that belong to neither Python, an installed package, nor this layer's top."""
     frames = []
-    for frame in traceback.extract_tb(trace):
-        path = Path(frame.filename)
-        if str(path.parent) == OWN or any(frame.filename.startswith(p) for p in INSTALLED):
+    for frame, line in traceback.walk_tb(trace):
+        code = frame.f_code
+        path = Path(code.co_filename)
+        if str(path.parent) == OWN or any(code.co_filename.startswith(p) for p in INSTALLED):
             continue
-        frames.append(f"{path.name}:{frame.name}")
+        frames.append((path, line, code.co_name))
     return frames

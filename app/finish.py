@@ -123,8 +123,8 @@ WITH job AS (
     ON CONFLICT (job_id) DO UPDATE
        SET kind = 'trace', episode = excluded.episode, due_at = excluded.due_at, sends = 0, sent_at = NULL
 ), entry AS (
-    INSERT INTO quarantine_entries (job_id, episode, cause, fingerprint, reason, attempt)
-    SELECT job_id, episode, cause, %(fingerprint)s, reason, attempt FROM job
+    INSERT INTO quarantine_entries (job_id, episode, cause, fingerprint, reason, attempt, traceback)
+    SELECT job_id, episode, cause, %(fingerprint)s, reason, attempt, to_jsonb(%(frames)s::text[]) FROM job
 ), journal AS ({journal})
 SELECT 1 / count(*) FROM job
 """
@@ -290,10 +290,12 @@ def quarantine(
     failed: bool,
     offer_s: float,
     in_transaction: bool,
+    frames: Sequence[str] = (),
 ) -> None:
     """Write running -> quarantined, the first of two traces, and the debt for the second. Raises LeaseLost.
 
-    The caller rejects the delivery; when that is lost, the debt offers a message to reject after `offer_s` seconds.
+    `frames`: where it happened, without values. The caller rejects the delivery; when that is lost, the debt offers a
+    message to reject after `offer_s` seconds.
     """
     values = {
         "cause": cause,
@@ -302,6 +304,7 @@ def quarantine(
         "journal_reason": f"{failure}: {reason}",
         "offer_s": offer_s,
         "failed": 1 if failed else 0,
+        "frames": list(frames),
     }
     holder.write(connection, QUARANTINE, ["quarantine", "quarantined"], values, in_transaction)
 

@@ -26,8 +26,9 @@ class JobType:
     lease early; set it to False for an external effect that has neither idempotency key nor status question.
     `soft_time_limit_s`: raises SoftTimeLimitExceeded in the handler, a transient failure. `classify` sorts errors that
     the defaults do not know. `check(name, key, payload)` asks the other side about a call that was cut off;
-    `on_uncertain` decides when nobody can be asked and the other side takes no key. `foreign`: messages of clients that
-    have only the broker are adopted.
+    `on_uncertain` decides when nobody can be asked and the other side takes no key. `whole_effect` names the call that
+    is all a job of this type does: a quarantined job whose call is done is settled, not run again. `foreign`: messages
+    of clients that have only the broker are adopted.
     """
 
     name: str
@@ -46,6 +47,7 @@ class JobType:
     classify: Classifier | None = None
     check: Check | None = None
     on_uncertain: Literal["quarantine", "retry"] = "quarantine"
+    whole_effect: str | None = None
     foreign: bool = False
 
     def __post_init__(self) -> None:

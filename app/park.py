@@ -58,15 +58,14 @@ WITH job AS (
     SELECT job_id, episode, cause, cause || ':' || type || '@' || schema_version, reason, attempt FROM job
 ), journal AS (
     INSERT INTO job_events (job_id, event, attempt, worker_id, reason)
-    SELECT job_id, word, attempt, %(worker_id)s, reason FROM job, unnest(ARRAY['quarantine', 'quarantined']) AS word
+    SELECT job_id, word, NULL, %(worker_id)s, reason FROM job, unnest(ARRAY['quarantine', 'quarantined']) AS word
 )
 SELECT 1 FROM job
 """
-# As at the claim: without a job (a pruned one has a tombstone), or with a quarantined one whose dead letter is to come,
-# the delivery is rejected.
+# The journal names no attempt here: `quarantine` with one is the attempt's own word that it has ended (app.effects).
+# As at the claim: without a job, or with a quarantined one whose dead letter is to come, the delivery is rejected.
 REJECT = """
-SELECT NOT EXISTS (SELECT FROM jobs WHERE job_id = %(job_id)s
-                   UNION ALL SELECT FROM job_tombstones WHERE job_id = %(job_id)s) OR EXISTS (
+SELECT NOT EXISTS (SELECT FROM jobs WHERE job_id = %(job_id)s) OR EXISTS (
     SELECT FROM jobs JOIN outbox debt USING (job_id)
      WHERE job_id = %(job_id)s AND state = 'quarantined' AND jobs.episode = %(episode)s
        AND kind = 'trace' AND debt.episode = jobs.episode)

@@ -90,6 +90,7 @@ class Job(Base):
     child_pid: Mapped[int | None]
     expire_early: Mapped[bool] = mapped_column(server_default=TRUE)
     not_before: Mapped[datetime | None]
+    replayed_at: Mapped[datetime | None]
     last_delay_s: Mapped[float | None] = mapped_column(Double())
     expires_at: Mapped[datetime | None]
     parked_at: Mapped[datetime | None]
@@ -245,6 +246,7 @@ class Effect(Base):
     attempt: Mapped[int]
     status: Mapped[str] = mapped_column(server_default="started")
     idempotency_key: Mapped[str]
+    takes_key: Mapped[bool | None]
     result: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
     started_at: Mapped[datetime] = mapped_column(server_default=NOW)
     finished_at: Mapped[datetime | None]
@@ -300,6 +302,9 @@ class DeadLetter(Base):
     reason: Mapped[str]
     source: Mapped[str] = mapped_column(server_default="broker")
     received_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    dismissed_at: Mapped[datetime | None]
+    dismissed_by: Mapped[str | None]
+    dismissed_reason: Mapped[str | None]
 
     __table_args__ = (
         UniqueConstraint("job_id", "episode", "copy"),
@@ -309,7 +314,7 @@ class DeadLetter(Base):
 
 
 class JobTombstone(Base):
-    """What stays of a pruned job, so that its key stays taken; `keyed`: its id may be given again."""
+    """What stays of a pruned job, so that its key stays taken."""
 
     __tablename__ = "job_tombstones"
 
@@ -318,10 +323,7 @@ class JobTombstone(Base):
     state: Mapped[str]
     payload_digest: Mapped[bytes]
     result_key: Mapped[str | None]
-    keyed: Mapped[bool] = mapped_column(server_default=TRUE)
     pruned_at: Mapped[datetime] = mapped_column(server_default=NOW)
-
-    __table_args__ = (Index("ix_job_tombstones_age", "keyed", "pruned_at"),)
 
 
 class JobAlias(Base):

@@ -53,6 +53,8 @@ class ReplayRun(Base):
     rate_per_s: Mapped[float | None] = mapped_column(Double())
     patch: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
     accept_uncertain: Mapped[bool] = mapped_column(server_default=FALSE)
+    settle_done: Mapped[bool] = mapped_column(server_default=FALSE)
+    wait: Mapped[bool] = mapped_column(server_default=FALSE)
     author: Mapped[str]
     reason: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
@@ -62,14 +64,15 @@ class ReplayRun(Base):
 
 
 class ReplayRunJob(Base):
-    """One job of a replay run; `outcome` is empty until the run came to it."""
+    """One job of a replay run, in the order of `place`; stage and outcome are empty until the run came to it."""
 
     __tablename__ = "replay_run_jobs"
 
     run_id: Mapped[UUID] = mapped_column(ForeignKey("replay_runs.run_id", ondelete="CASCADE"))
     job_id: Mapped[UUID] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"))
     episode: Mapped[int] = mapped_column(SmallInteger)
-    stage: Mapped[int] = mapped_column(SmallInteger)
+    place: Mapped[int]
+    stage: Mapped[int | None] = mapped_column(SmallInteger)
     outcome: Mapped[str | None]
 
-    __table_args__ = (PrimaryKeyConstraint("run_id", "job_id"), Index("ix_replay_run_jobs_job", "job_id"))
+    __table_args__ = (PrimaryKeyConstraint("run_id", "job_id"),)

@@ -24,7 +24,7 @@ WITH asked AS (
 )
 SELECT state::text, result, cause, reason, finished_at, type FROM jobs JOIN asked USING (job_id)
 UNION ALL
-SELECT state, NULL, 'pruned', 'its record was pruned', pruned_at, type FROM job_tombstones JOIN asked USING (job_id)
+SELECT state, NULL, NULL, 'pruned', pruned_at, type FROM job_tombstones JOIN asked USING (job_id)
 """
 CELERY_STATES = {
     State.QUEUED: states.PENDING,

@@ -17,8 +17,7 @@ from celery.beat import BeatLazyFunc
 from celery.schedules import crontab, maybe_schedule, schedule
 from pydantic import ValidationError
 
-from app.cli.output import invalid
-from app.errors import ConfigurationError, DeadsureError
+from app.errors import ConfigurationError, DeadsureError, invalid
 from app.job_types import find
 from app.periodic import CatchUp, Entry, FromTick
 from app.ticks import Crontab, Every, Ticks

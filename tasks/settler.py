@@ -87,7 +87,7 @@ class Settler(threading.Thread):
                 if not isinstance(error, TryAgain):
                     self._drop()
                 if not is_outage(error):
-                    log.error("settler.failed", reason=account(error)[0], consequence=on_bug or "it is tried again")
+                    log.error("settler.failed", reason=account(error).reason, consequence=on_bug or "it is tried again")
                     if on_bug is not None:
                         return on_bug
                 if self._stopped.is_set():

@@ -11,8 +11,8 @@ import psycopg2
 from psycopg2.extensions import connection as PgConnection
 from pydantic import ValidationError
 
-from app.cli.output import invalid
 from app.clock import boottime_s, pause_s
+from app.errors import invalid
 from app.failures import account
 from app.journal import log
 from app.periodic import Due, Entry, due, look, submit_due

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
 import click
-from psycopg2.extensions import connection as PgConnection
 
 from app import story, submit
 from app.cli.output import Seconds, json_option, print_events, print_fields, print_json, print_table, reporting_errors
+from app.cli.quarantine import quarantine_group
+from app.cli.session import database
 from app.domain.cli import seed
 from app.job_types import find
 from app.settings import Settings, settings
 from app.states import State
 from db.migrate import upgrade
-from db.session import connect
-
-
-@contextmanager
-def database() -> Iterator[PgConnection]:
-    """A session for one command."""
-    connection = connect(settings().need_database(), "deadsure cli", statement_timeout_s=60)
-    try:
-        yield connection
-    finally:
-        connection.close()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -113,16 +101,13 @@ def show_job(job_id: UUID, as_json: bool) -> None:
         print_json(found)
         return
     journal, debt = found.pop("journal"), found.pop("debt")
-    if "pruned_at" in found:
-        click.echo(f"pruned on {found['pruned_at']:%Y-%m-%d}: only its end and its key are kept")
     print_fields({k: v for k, v in found.items() if v not in (None, "", False)})
     if debt:
         click.echo()
         print_fields({f"debt.{k}": v for k, v in debt.items()})
-    if journal:
-        click.echo()
-        click.echo("journal (UTC)")
-        print_events(journal)
+    click.echo()
+    click.echo("journal (UTC)")
+    print_events(journal)
 
 
 @deadsure.group("jobs")
@@ -159,4 +144,8 @@ def show_settings(as_json: bool) -> None:
         print_table("settings", ("variable", "default", "what it is"), known)
 
 
+deadsure.add_command(quarantine_group)
+
 deadsure.add_command(seed)
+
+__all__ = ["database", "deadsure"]

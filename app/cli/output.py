@@ -18,14 +18,15 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy.exc import DBAPIError
 
-from app.errors import DeadsureError
+from app.errors import DeadsureError, invalid
 from db.migrate import SchemaError
 from db.session import DatabaseUrlError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-WHOLE = ("job_id", "created_at", "changed_at")  # never broken over lines: people copy them
+# Never broken over lines: people copy them.
+WHOLE = ("job_id", "sample_job_id", "run_id", "fingerprint", "created_at", "changed_at")
 MIN_WIDTH = 160  # of a table in a file or a pipe
 
 
@@ -119,9 +120,3 @@ def reporting_errors(command: Callable[P, R]) -> Callable[P, R]:
             raise click.ClickException("the database has no Deadsure schema: run `deadsure db upgrade`") from None
 
     return wrapped
-
-
-def invalid(error: ValidationError) -> str:
-    """Field and complaint of each validation error, without the values."""
-    complaints = [f"{'.'.join(map(str, e['loc'])) or 'payload'}: {e['msg']}" for e in error.errors(include_input=False)]
-    return f"{error.title}: " + "; ".join(complaints)

@@ -271,7 +271,16 @@ class Scene:
 
     def picture(self, *, but: str | None = None) -> list[list[tuple[Any, ...]]]:
         """All rows of all tables that arrows write (but one), to show that nothing was written."""
-        tables = ("jobs", "outbox", "job_events", "quarantine_entries", "dead_letters", "test_effects")
+        tables = (
+            "jobs",
+            "outbox",
+            "job_events",
+            "quarantine_entries",
+            "quarantine_actions",
+            "effects",
+            "dead_letters",
+            "test_effects",
+        )
         return [rows(self.eyes, f"SELECT t::text FROM {table} t ORDER BY 1") for table in tables if table != but]
 
     # plumbing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import smtplib
 import socket
 from collections.abc import Callable
@@ -270,10 +271,12 @@ def test_a_reason_has_no_values(error: Exception) -> None:
     def handler() -> None:
         raise error
 
-    reason, fingerprint = account(raised(handler))
+    reason, fingerprint, frames = account(raised(handler))
     assert CARD not in reason
     assert reason.endswith(f"{type(error).__qualname__} in test_failures.py:handler")
     assert len(fingerprint) == 12
+    assert CARD not in str(frames)
+    assert re.fullmatch(r"unit/test_failures\.py:\d+ handler", frames[-1])
 
 
 def test_the_fingerprint_is_type_and_place() -> None:
@@ -287,14 +290,14 @@ def test_the_fingerprint_is_type_and_place() -> None:
         raise KeyError(CARD)
 
     def print_of(function: Callable[[], object]) -> str:
-        return account(raised(function))[1]
+        return account(raised(function)).fingerprint
 
     assert print_of(here) == print_of(here)
     assert len({print_of(here), print_of(elsewhere), print_of(other_type)}) == 3
 
 
 def test_frames_of_libraries_are_left_out() -> None:
-    reason, _ = account(raised(lambda: raise_in_a_library(CARD)))
+    reason, _, _ = account(raised(lambda: raise_in_a_library(CARD)))
     assert reason == "json.decoder.JSONDecodeError in raising.py:raise_in_a_library"
 
 

@@ -21,7 +21,6 @@ def upgrade() -> None:
     periodic()
     parked()
     batches()
-    retention()
     with op.get_context().autocommit_block():
         op.create_index(
             "ix_jobs_batch",
@@ -36,6 +35,11 @@ def jobs() -> None:
     op.add_column("jobs", sa.Column("batch_id", sa.UUID(), nullable=True))
     op.add_column("jobs", sa.Column("progress_done", sa.BigInteger(), nullable=True))
     op.add_column("jobs", sa.Column("progress_total", sa.BigInteger(), nullable=True))
+    op.add_column("jobs", sa.Column("replayed_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("effects", sa.Column("takes_key", sa.Boolean(), nullable=True))
+    op.add_column("dead_letters", sa.Column("dismissed_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("dead_letters", sa.Column("dismissed_by", sa.Text(), nullable=True))
+    op.add_column("dead_letters", sa.Column("dismissed_reason", sa.Text(), nullable=True))
     op.add_column("quarantine_entries", sa.Column("traceback", postgresql.JSONB(), nullable=True))
 
 
@@ -76,6 +80,8 @@ def worklist() -> None:
         sa.Column("rate_per_s", sa.Double(), nullable=True),
         sa.Column("patch", postgresql.JSONB(), nullable=True),
         sa.Column("accept_uncertain", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("settle_done", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("wait", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("author", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=NOW, nullable=False),
@@ -89,7 +95,8 @@ def worklist() -> None:
         sa.Column("run_id", sa.UUID(), nullable=False),
         sa.Column("job_id", sa.UUID(), nullable=False),
         sa.Column("episode", sa.SmallInteger(), nullable=False),
-        sa.Column("stage", sa.SmallInteger(), nullable=False),
+        sa.Column("place", sa.BigInteger(), nullable=False),
+        sa.Column("stage", sa.SmallInteger(), nullable=True),
         sa.Column("outcome", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(
             ["job_id"], ["jobs.job_id"], name=op.f("fk_replay_run_jobs_job_id"), ondelete="CASCADE"
@@ -186,12 +193,6 @@ def batches() -> None:
     op.create_index(op.f("ix_monthly_summaries_job_id"), "monthly_summaries", ["job_id"])
 
 
-def retention() -> None:
-    op.add_column("job_tombstones", sa.Column("keyed", sa.Boolean(), server_default=sa.text("true"), nullable=False))
-    op.create_index("ix_job_tombstones_age", "job_tombstones", ["keyed", "pruned_at"])
-    op.create_index("ix_replay_run_jobs_job", "replay_run_jobs", ["job_id"])
-
-
 def downgrade() -> None:
     op.drop_table("parked_messages")
     op.drop_column("workers", "queues")
@@ -204,13 +205,16 @@ def downgrade() -> None:
     op.drop_constraint(op.f("ck_batches_one_end"), "batches")
     for column in ("cancel_reason", "cancelled_by", "cancelled_at", "final_counts", "completion_id", "completion"):
         op.drop_column("batches", column)
-    op.drop_index("ix_job_tombstones_age", table_name="job_tombstones")
-    op.drop_column("job_tombstones", "keyed")
     op.drop_table("periodic_ticks")
     op.drop_table("replay_run_jobs")
     op.drop_table("replay_runs")
     op.drop_table("quarantine_actions")
     op.drop_column("quarantine_entries", "traceback")
+    op.drop_column("dead_letters", "dismissed_reason")
+    op.drop_column("dead_letters", "dismissed_by")
+    op.drop_column("dead_letters", "dismissed_at")
+    op.drop_column("effects", "takes_key")
+    op.drop_column("jobs", "replayed_at")
     op.drop_index("ix_jobs_batch", table_name="jobs")
     op.drop_column("jobs", "progress_total")
     op.drop_column("jobs", "progress_done")

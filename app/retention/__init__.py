@@ -1,1 +1,0 @@
-"""Retention: what has ended long ago goes in small transactions, and leaves a tombstone where its id may return."""
