@@ -35,7 +35,7 @@ from app.claim import (
     may_begin_atomic,
     received,
 )
-from app.clock import pause_s
+from app.clock import boottime_s, pause_s
 from app.ending import Ending, Outcome, Settlement
 from app.errors import LeaseLost, TransientError
 from app.failures import Decision, History, account, decide
@@ -131,8 +131,9 @@ def once(seat: Seat, delivery: Delivery, job_type: JobType, *, first_try: bool, 
             reject = claimed in (Refusal.QUARANTINED, Refusal.UNKNOWN)
             settlement = Settlement.QUARANTINED if reject else Settlement.IGNORE
             return Ending(settlement, reason=claimed.value, expired=expired)
+    began = boottime_s()
     ending = work(seat, delivery, claimed, worker_id, job_type, spoilt)
-    return replace(ending, waited_s=claimed.waited_s, expired=expired)
+    return replace(ending, waited_s=claimed.waited_s, ran_s=boottime_s() - began, expired=expired)
 
 
 def win(

@@ -25,6 +25,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app import attempt, finish
 from app.claim import Claimed, Delivery, begin_atomic_all, may_begin_atomic
+from app.clock import boottime_s
 from app.ending import Ending, Outcome, Settlement
 from app.errors import LeaseLost
 from app.failures import account
@@ -134,9 +135,10 @@ class Chunk:
         trace = traced(
             claimed.type, job.job_id, job.attempt, job.correlation_id, job.trace_context, queue=self._type.queue
         )
+        began = boottime_s()
         try:
             with trace as span:
-                ending = replace(self.ending(holder, job), waited_s=claimed.waited_s)
+                ending = replace(self.ending(holder, job), waited_s=claimed.waited_s, ran_s=boottime_s() - began)
                 span.end(ending.outcome, ending.reason if ending.failure else None)
                 return ending
         finally:

@@ -33,8 +33,8 @@ class Settlement(Enum):
 class Ending:
     """How one delivery ended: to be settled by the transport, after everything durable is durable.
 
-    What follows `delay_s` is for the metrics of the main process. `waited_s` is None when nothing was claimed;
-    `expired`: the delivery proved that the job's former owner was dead.
+    What follows `delay_s` is for the metrics of the main process. `waited_s` (for the claim) and `ran_s` (the attempt,
+    its arrow included) are None when nothing was claimed; `expired`: the delivery proved the job's former owner dead.
     """
 
     settlement: Settlement
@@ -45,4 +45,5 @@ class Ending:
     failure: Failure | None = None
     cause: str = ""
     waited_s: float | None = None
+    ran_s: float | None = None
     expired: bool = False

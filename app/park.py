@@ -8,6 +8,7 @@ runs from the first worker that said so.
 
 from __future__ import annotations
 
+from enum import Enum
 from uuid import UUID
 
 from psycopg2.extensions import connection as PgConnection
@@ -72,6 +73,14 @@ SELECT NOT EXISTS (SELECT FROM jobs WHERE job_id = %(job_id)s) OR EXISTS (
 """
 
 
+class Parked(Enum):
+    """What is to be done with the delivery. QUARANTINED: rejected too, and it was this call that did it."""
+
+    LEFT = "acknowledge"
+    REJECT = "reject"
+    QUARANTINED = "reject, newly quarantined"
+
+
 def park(
     connection: PgConnection,
     job_id: UUID,
@@ -80,8 +89,8 @@ def park(
     worker_id: UUID,
     grace_s: float,
     offer_s: float,
-) -> bool:
-    """Leave the job for others; True when the delivery is to be rejected: quarantined (now or before), or no job."""
+) -> Parked:
+    """Leave the job for others, or quarantine it; REJECT when it was quarantined before, or there is no such job."""
     values = {
         "job_id": str(job_id),
         "copy": copy,
@@ -91,7 +100,9 @@ def park(
         "offer_s": offer_s,
     }
     row = one(connection, PARK, values)
-    if row is not None and (not row[0] or one(connection, QUARANTINE, values) is not None):
-        return bool(row[0])
+    if row is not None and not row[0]:
+        return Parked.LEFT
+    if row is not None and one(connection, QUARANTINE, values) is not None:
+        return Parked.QUARANTINED
     reject = one(connection, REJECT, values)
-    return bool(reject and reject[0])
+    return Parked.REJECT if reject and reject[0] else Parked.LEFT

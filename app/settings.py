@@ -18,12 +18,16 @@ from db.session import DatabaseUrlError, check_url
 
 DEFAULT_REPORTS_DIR = Path("var/reports")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+PORTS = range(65_536)
 BROKER_SCHEMES = ("amqp", "amqps", "redis", "rediss", "unix")
 
 
-def setting(name: str, default: Any, doc: str) -> Any:
-    """A dataclass field that carries its environment variable and its one line of documentation."""
-    return field(default=default, metadata={"name": name, "doc": doc})
+def setting(name: str, default: Any, doc: str, kind: type | None = None) -> Any:
+    """A dataclass field that carries its environment variable and its one line of documentation.
+
+    `kind` is the type of its value where the default, None for unset, does not tell.
+    """
+    return field(default=default, metadata={"name": name, "doc": doc, "kind": kind or type(default)})
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,23 @@ class Settings:
     )
     submit_timeout_s: float = setting("DEADSURE_SUBMIT_TIMEOUT_S", 10.0, "longest a submit may wait for the database")
     pooled: bool = setting("DEADSURE_POOLED", False, "sessions go through a pooler: only the lease proves death")
+    metrics_port: int | None = setting(
+        "DEADSURE_METRICS_PORT", None, "port that Prometheus scrapes; 0 takes a free one and logs it, unset is off", int
+    )
+    metrics_host: str = setting("DEADSURE_METRICS_HOST", "127.0.0.1", "address that the metrics are served on")
+    metrics_refresh_s: float = setting(
+        "DEADSURE_METRICS_REFRESH_S", 5.0, "how old the database's figures may be in a scrape"
+    )
     log: str = setting("DEADSURE_LOG", "auto", "json, console, or auto (console on a terminal)")
     log_level: str = setting("DEADSURE_LOG_LEVEL", "INFO", "least level that is logged")
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
+            if entry.name == "metrics_port":
+                if value is not None and value not in PORTS:
+                    raise ConfigurationError(f"DEADSURE_METRICS_PORT={value}: write a port, 0 to 65535")
+                continue
             if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < math.inf:
                 raise ConfigurationError(f"{entry.metadata['name']}={value}: must be a number above 0")
         if self.lease_renew_s * 3 > self.lease_s:
@@ -93,7 +108,9 @@ class Settings:
     @classmethod
     def describe(cls) -> list[tuple[str, str, str]]:
         """(environment variable, default, what it is) for each setting."""
-        return [(f.metadata["name"], str(f.default), f.metadata["doc"]) for f in fields(cls)]
+        return [
+            (f.metadata["name"], "" if f.default is None else str(f.default), f.metadata["doc"]) for f in fields(cls)
+        ]
 
     def need_database(self) -> str:
         """The database URL; raises ConfigurationError with the next step when it is missing or unusable."""
@@ -135,9 +152,9 @@ def read(environ: Mapping[str, str]) -> Settings:
         if text is None or text == "":
             continue
         try:
-            values[entry.name] = convert(text, type(entry.default))
+            values[entry.name] = convert(text, entry.metadata["kind"])
         except ValueError as error:
-            raise ConfigurationError(f"{name}={text!r} is no {type(entry.default).__name__}") from error
+            raise ConfigurationError(f"{name}={text!r} is no {entry.metadata['kind'].__name__}") from error
     return Settings(**values)
 
 

@@ -13,7 +13,7 @@ Two sweepers at once are harmless: each arrow is guarded by state and owner.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -97,7 +97,7 @@ WITH gone AS (
       FROM job, unnest(CASE WHEN state = 'quarantined' THEN ARRAY['expire', 'quarantined'] ELSE ARRAY['expire'] END)
            WITH ORDINALITY AS words (word, place) ORDER BY job_id, place
 )
-SELECT job_id::text, state::text FROM job
+SELECT job_id::text, state::text, type FROM job
 """
 OF_WORKER = EXPIRE.format(which="(expire_early OR %(lease_over)s)", page=PAGE)
 OF_CHILD = EXPIRE.format(which="job_id = %(job_id)s AND child_pid = %(pid)s", page=1)
@@ -113,13 +113,20 @@ CAUSES = {
 }
 
 
+Expired = tuple[str, str, str]  # type, cause (`killed` or `stalled`) and new state of a job
+
+
 @dataclass(frozen=True)
 class Swept:
-    """What one look did: workers declared lost, those of them that only went silent, jobs expired."""
+    """What one look did: workers declared lost, those of them that only went silent, jobs expired.
+
+    `jobs` names the expired ones.
+    """
 
     lost: int = 0
     silent: int = 0
     expired: int = 0
+    jobs: tuple[Expired, ...] = field(default=(), compare=False)
 
 
 class Sweeper:
@@ -138,7 +145,8 @@ class Sweeper:
         over = [row for row in found if row[2] and row[4] is None]
         braked = self._brake(now, over, running)
         missing: dict[tuple[UUID, int], float] = {}
-        lost = silent = expired = 0
+        lost = silent = 0
+        expired: list[Expired] = []
         for worker_id, lock_key, lease_over, gone, lost_cause, jobs in found:
             cause = lost_cause
             if cause is None and gone:
@@ -156,7 +164,7 @@ class Sweeper:
                 silent += cause == "stalled"
             expired += self._expire(connection, worker_id, cause, lease_over)
         self._missing_since = missing
-        return Swept(lost, silent, expired)
+        return Swept(lost, silent, len(expired), tuple(expired))
 
     def _brake(self, now: float, over: list[tuple[Any, ...]], running: int) -> bool:
         threatened = sum(row[5] for row in over)
@@ -180,15 +188,15 @@ class Sweeper:
         log.warning("sweep.worker_lost", worker_id=str(worker_id), cause=cause, running_jobs=jobs)
         return True
 
-    def _expire(self, connection: PgConnection, worker_id: UUID, cause: str, lease_over: bool) -> int:
+    def _expire(self, connection: PgConnection, worker_id: UUID, cause: str, lease_over: bool) -> list[Expired]:
         values = {**expire_values(worker_id, cause), "lease_over": lease_over}
         # At every look until the worker is closed: the sweeper that declared it lost may have died before this.
         rows(connection, TERMINATE, values)
-        total = 0
+        total: list[Expired] = []
         while True:
             freed = rows(connection, OF_WORKER, values)
-            total += len(freed)
-            for job_id, state in freed:
+            for job_id, state, name in freed:
+                total.append((name, cause, state))
                 log.info("job.expired", job_id=job_id, state=state, cause=cause)
             if len(freed) < PAGE:
                 break

@@ -282,6 +282,11 @@ class QuarantineEntry(Base):
             "quarantined_at",
             postgresql_where=text("closed_at IS NULL"),
         ),
+        Index(
+            "ix_quarantine_entries_untraced",
+            "quarantined_at",
+            postgresql_where=text("closed_at IS NULL AND dead_lettered_at IS NULL"),
+        ),
     )
 
 

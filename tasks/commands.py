@@ -13,11 +13,13 @@ from app.cli.output import reporting_errors
 from app.demo.command import demo
 from app.job_types import queues
 from app.journal import JournalWriter, configure_logging, log
+from app.metrics.endpoint import Endpoint
 from app.settings import settings
 from app.sweep import Swept
 from db.migrate import check
 from tasks.diagnose import diagnose_job
 from tasks.doctor import doctor
+from tasks.gauges import LoopGauges
 from tasks.intake import Intake
 from tasks.periodic import periodic
 from tasks.relay import Relay
@@ -53,10 +55,13 @@ def relay_command() -> None:
     signal.signal(signal.SIGINT, end)
     for thread in (journal, relay, intake, sweeper):
         thread.start()
+    loops = LoopGauges(relay=relay, intake=intake, sweeper=sweeper)
+    endpoint = Endpoint(settings(), queues(), [loops])
+    endpoint.start()
     log.info("relay.ready", queues=queues())
     ended.wait()
-    for thread in (relay, intake, sweeper, journal):
-        thread.stop()
+    for running in (relay, intake, sweeper, journal, endpoint):
+        running.stop()
 
 
 deadsure.add_command(batch_group)

@@ -23,7 +23,8 @@ from app.adopt import adopt
 from app.errors import DeadsureError
 from app.job_types import REGISTRY, JobType, find
 from app.journal import JournalWriter, log
-from app.park import park
+from app.metrics import counts
+from app.park import Parked, park
 from app.parked import keep
 from app.settings import settings
 from app.tracing import HEADER
@@ -55,6 +56,7 @@ class DurableConsumer(Consumer):
         ours_to_retry = self.connection_errors + self.channel_errors
 
         def on_task_received(message: Message) -> None:
+            services().note_consumed(message.delivery_info.get("routing_key"))
             try:
                 if not self.intercept(message):
                     inner(message)
@@ -94,7 +96,7 @@ class DurableConsumer(Consumer):
         episode = message.headers.get(EPISODE) or 0
 
         def work(connection: PgConnection) -> Settle:
-            over = park(
+            became = park(
                 connection,
                 job_id,
                 copy,
@@ -103,8 +105,11 @@ class DurableConsumer(Consumer):
                 settings().park_grace_s,
                 settings().resend_first_s,
             )
-            return Settle.REJECT if over else Settle.ACK
+            if became is Parked.QUARANTINED:
+                counts.of_type(message.headers["task"]).note_quarantine("unknown_type")
+            return Settle.ACK if became is Parked.LEFT else Settle.REJECT
 
+        counts.MESSAGES.labels("parked").inc()
         services().settler.put(work, partial(self.settle, message), on_bug=Settle.REJECT)
 
     def adopt(self, message: Message, job_type: JobType) -> None:
@@ -137,6 +142,7 @@ class DurableConsumer(Consumer):
                     return Settle.ACK
                 log.error("message.not_adopted", type=job_type.name, error=type(error).__name__)
                 return Settle.REJECT
+            counts.MESSAGES.labels("adopted").inc()
             log.info("message.adopted", job_id=str(job_id), task_id=task_id, type=job_type.name)
             return Settle.ACK
 
@@ -164,6 +170,7 @@ class DurableConsumer(Consumer):
             settings().resend_first_s,
             only_if_readable=only_if_readable,
         )
+        counts.MESSAGES.labels("parked" if done else "dead_lettered").inc()
         if done:
             log.warning("message.parked", task_id=task_id, type=name, reason=reason)
         else:
@@ -181,6 +188,7 @@ class DurableConsumer(Consumer):
 
     def dead_letter(self, message: Message, reason: str) -> None:
         """Send the message through the dead-letter exchange (or publish its copy where there is none)."""
+        counts.MESSAGES.labels("dead_lettered").inc()
         log.error("message.dead_lettered", reason=reason, routing_key=message.delivery_info.get("routing_key"))
         self.settle(message, Settle.REJECT)
 

@@ -19,11 +19,14 @@ from kombu.message import Message
 from psycopg2.extensions import connection as PgConnection
 
 from app.claim import Delivery
+from app.ending import Outcome
 from app.job_types import REGISTRY
 from app.journal import log
+from app.metrics.counts import of_type
 from app.release import release
 from app.settings import settings
 from app.sweep import CHILD_DIED, HARD_LIMIT, expire_child
+from tasks.endings import ending_of
 from tasks.headers import COPY, EPISODE, TAG, VERSION
 from tasks.services import services
 from tasks.settler import Settle
@@ -44,23 +47,49 @@ def delivery_of(request: Any) -> Delivery:
     )
 
 
+def raised(info: ExceptionInfo) -> BaseException:
+    """The exception that a child reported."""
+    error: BaseException = info.exception
+    return error.exc if isinstance(error, ExceptionWithTraceback) else error
+
+
 class DurableRequest(Request):
     """A delivery of a durable job: tells the child its tag, and turns a lost child into an expired job."""
 
     reported_lost = False
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Count endings behind `on_success`, which Celery puts into a subclass of its own making."""
+        super().__init_subclass__(**options)
+        inner = cls.on_success
+
+        def on_success(self: DurableRequest, failed__retval__runtime: tuple[Any, Any, Any], **more: Any) -> Any:
+            settled = inner(self, failed__retval__runtime, **more)
+            self.count(*failed__retval__runtime[:2])
+            return settled
+
+        cls.on_success = on_success
+
     def __init__(self, message: Message, **options: Any) -> None:
         super().__init__(message, **options)
+        self.counts = of_type(self.name)
+        self.counts.delivered.inc()
+        if self.delivery_info["redelivered"]:
+            self.counts.redelivered.inc()
         self._request_dict[TAG] = str(message.delivery_tag)
         known = REGISTRY.get((self.name, self._request_dict.get(VERSION)))
         if known is not None:
             self.time_limits = (known.time_limit_s, known.soft_time_limit_s)
 
+    def count(self, failed: Any, returned: Any) -> None:
+        """Tell the metrics how the child says that the delivery ended."""
+        ending = ending_of(raised(returned) if failed else returned)
+        if ending is not None:
+            self.counts.note_ending(ending)
+
     def on_failure(self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """A dead child is reported; what a handler raised was settled by its arrow already."""
-        error = exc_info.exception
-        if isinstance(error, ExceptionWithTraceback):
-            error = error.exc
+        error = raised(exc_info)
         if isinstance(error, TimeLimitExceeded):
             return None  # `on_timeout` follows, and deals with it
         if isinstance(error, LOST):
@@ -99,12 +128,21 @@ class DurableRequest(Request):
                 became = None if attempt is None else "queued"
             else:
                 became = expire_child(connection, job_id, worker_id, pid, reason)
+            self.count_lost(became, leaving)
             log.warning("job.child_lost", job_id=self.id, pid=pid, state=became, reason=reason, leaving=leaving)
             if became is None:
                 return Settle.REQUEUE
             return Settle.REJECT if became == "quarantined" else Settle.ACK
 
         services().settler.put(work, self.settle)
+
+    def count_lost(self, became: str | None, leaving: bool) -> None:
+        """Tell the metrics what became of the job of a dead child; None: it had not claimed one."""
+        if leaving or became is None:
+            self.counts.processed[Outcome.RELEASED if became else Outcome.SKIPPED].inc()
+            return
+        self.counts.processed[Outcome.CRASHED].inc()
+        self.counts.note_crash("killed", became)
 
     def settle(self, answer: Settle) -> None:
         """Settle the delivery; the frames are sent by the event loop."""

@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from app.ending import Ending, Outcome, Settlement
 
-WAITED = re.compile(r"'waited_s': ([0-9.e+-]+)")
+TIMES = re.compile(r"'waited_s': ([0-9.e+-]+), 'ran_s': ([0-9.e+-]+)")
 
 
 class JobRetried(Retry):
@@ -56,7 +56,8 @@ def tell(ending: Ending) -> dict[str, Any]:
     """
     match ending.settlement:
         case Settlement.SUCCEEDED:
-            return {"result_key": ending.result_key, "waited_s": round(ending.waited_s or 0.0, 6)}
+            times = {"waited_s": round(ending.waited_s or 0.0, 6), "ran_s": round(ending.ran_s or 0.0, 6)}
+            return {"result_key": ending.result_key, **times}
         case Settlement.RETRIED:
             raise JobRetried(ending)
         case Settlement.QUARANTINED:
@@ -69,6 +70,7 @@ def ending_of(returned: Any) -> Ending | None:
     """The ending that a child told: its exception, or the text of its return value. None for what is not ours."""
     if isinstance(returned, JobRetried | JobRejected | JobIgnored):
         return returned.ending
-    if isinstance(returned, str) and (waited := WAITED.search(returned)):
-        return Ending(Settlement.SUCCEEDED, outcome=Outcome.SUCCEEDED, waited_s=float(waited[1]))
+    if isinstance(returned, str) and (times := TIMES.search(returned)):
+        waited_s, ran_s = map(float, times.groups())
+        return Ending(Settlement.SUCCEEDED, outcome=Outcome.SUCCEEDED, waited_s=waited_s, ran_s=ran_s)
     return None

@@ -19,9 +19,10 @@ from kombu import Connection, Consumer, Producer
 from kombu.message import Message
 from psycopg2.extensions import connection as PgConnection
 
-from app.clock import pause_s
+from app.clock import boottime_s, pause_s
 from app.dead_letters import DeadLetter, store
 from app.journal import log
+from app.metrics import counts
 from app.settings import Settings
 from db.session import connect
 from tasks.headers import COPY, EPISODE, SOURCE
@@ -42,6 +43,7 @@ class Intake(threading.Thread):
         never_decompress()
         self._settings = settings
         self._stopped = threading.Event()
+        self.succeeded_at = boottime_s()
         self._database: PgConnection | None = None
         self._offers = Offers(settings)
 
@@ -85,6 +87,7 @@ class Intake(threading.Thread):
                     broker.drain_events(timeout=WAIT_S)
                 except TimeoutError:
                     broker.heartbeat_check()
+                self.succeeded_at = boottime_s()
 
     def _take(self, message: Message, error: BaseException | None = None) -> None:
         assert self._database is not None
@@ -96,6 +99,7 @@ class Intake(threading.Thread):
             letter = replace(letter, headers={}, properties={}, reason=f"{letter.reason}; headers not storable")
             stamped, again = store(self._database, letter, self._settings.evidence_age_s)
         message.ack()
+        counts.STORED.inc()
         log.warning(
             "dead_letter.stored",
             job_id=str(letter.job_id) if letter.job_id else None,

@@ -19,8 +19,9 @@ from amqp.exceptions import PreconditionFailed
 from psycopg2.extensions import connection as PgConnection
 
 from app import outbox
-from app.clock import pause_s
+from app.clock import boottime_s, pause_s
 from app.journal import JournalWriter, log
+from app.metrics import counts
 from app.settings import Settings
 from db.session import connect, rows
 from tasks.publisher import Publisher, PublishError
@@ -41,6 +42,7 @@ class Relay(threading.Thread):
         self._reader, self._writer = socket.socketpair()
         self._going = True
         self._tries = 0
+        self.succeeded_at = boottime_s()
 
     def note_loss(self) -> None:
         """Evidence from outside that messages were lost (a dead worker on a broker that does not give them back)."""
@@ -70,6 +72,7 @@ class Relay(threading.Thread):
                 )
                 self._pause(database=False)
             except Exception as error:  # noqa: BLE001  # whatever broke, the relay comes back
+                counts.INTERRUPTED.inc()
                 log.log(
                     logging.WARNING if self._tries == 0 else logging.INFO,
                     "relay.interrupted",
@@ -129,7 +132,7 @@ class Relay(threading.Thread):
                     self._note_loss(queue)
             self._database.notifies.clear()
             moved = sum(self._pay(queue) for queue in self._queues)
-            self._tries = 0
+            self._tries, self.succeeded_at = 0, boottime_s()
             if moved >= self._settings.batch:
                 continue
             wait_s = self._wait_s()
@@ -149,6 +152,7 @@ class Relay(threading.Thread):
         outcome = self._publisher.publish(queue, debts)
         for debt in outcome.confirmed:
             self._journal.note(debt.job_id, "published", copy=debt.copy)
+            counts.SENT.labels(sent_as(debt)).inc()
         if outcome.returned:
             log.error(
                 "relay.unroutable",
@@ -196,3 +200,10 @@ class Relay(threading.Thread):
         if database and self._database is not None:
             self._database.close()
             self._database = None
+
+
+def sent_as(debt: outbox.Debt) -> str:
+    """What a message was, as the metrics count it."""
+    if debt.kind == "trace":
+        return "trace"
+    return "first" if debt.copy == 1 else "resend"

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 from kombu import Connection
 from psycopg2.extensions import connection as PgConnection
 
+from app.clock import boottime_s
 from app.errors import ConfigurationError
 from app.job_types import queues
 from app.journal import JournalWriter
 from app.lease import Keeper
+from app.metrics.endpoint import Endpoint
 from app.seat import Seat
 from app.settings import Settings, settings
 from app.sweep import Swept
 from tasks.child import take_signals
+from tasks.gauges import LoopGauges, WorkerGauges
 from tasks.intake import Intake, publish_copy
 from tasks.relay import Relay
 from tasks.settler import Settle, Settler, TryAgain
@@ -36,6 +39,9 @@ class Services:
         self.relay: Relay | None = None
         self.intake: Intake | None = None
         self.sweeper: SweeperThread | None = None
+        self.consumed_at: dict[str, float] = {}  # by queue; `boottime_s`
+        self.processes: Callable[[], int] = lambda: 0
+        self.endpoint: Endpoint | None = None
         self.undertaker = Settler(settings().need_database())  # waits for the broker: not in the settler's way
         self._quarantine: Connection | None = None
         broker = Connection(settings().need_broker())
@@ -58,6 +64,18 @@ class Services:
         ):
             if thread is not None:
                 thread.start()
+        loops = LoopGauges(relay=self.relay, intake=self.intake, sweeper=self.sweeper)
+        self.endpoint = Endpoint(settings(), queues(), [WorkerGauges(self), loops])
+        self.endpoint.start()
+
+    def consume(self, names: Iterable[str], processes: Callable[[], int]) -> None:
+        """Say which queues this worker consumes, and how to learn the size of its pool."""
+        self.consumed_at, self.processes = dict.fromkeys(names, boottime_s()), processes
+
+    def note_consumed(self, queue: str | None) -> None:
+        """A message of a queue has just come in."""
+        if queue in self.consumed_at:
+            self.consumed_at[queue] = boottime_s()
 
     def stop(self) -> None:
         """Stop in the order in which they need each other; the lease last."""
@@ -69,6 +87,7 @@ class Services:
             self.undertaker,
             self.journal,
             self.keeper,
+            self.endpoint,  # until the end: a drain is to be seen
         ):
             if thread is not None:
                 thread.stop()

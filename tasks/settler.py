@@ -59,6 +59,10 @@ class Settler(threading.Thread):
         """
         self._items.put((work, act, on_bug))
 
+    def waiting(self) -> int:
+        """Items that are not at hand yet."""
+        return self._items.qsize()
+
     def stop(self) -> None:
         """End after the items at hand; what the database does not take is left to the broker."""
         self._stopped.set()

@@ -10,6 +10,7 @@ import psycopg2
 from app.clock import boottime_s, pause_s
 from app.completion import Completer
 from app.journal import log
+from app.metrics import counts
 from app.repair import repair
 from app.settings import Settings
 from app.sweep import Sweeper, Swept
@@ -24,6 +25,7 @@ class SweeperThread(threading.Thread):
     def __init__(self, settings: Settings, on_lost: Callable[[Swept], None]) -> None:
         super().__init__(name="deadsure-sweeper", daemon=True)
         self._settings, self._on_lost = settings, on_lost
+        self.succeeded_at = boottime_s()
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -41,6 +43,7 @@ class SweeperThread(threading.Thread):
                 if connection is None or connection.closed:
                     connection = connect(self._settings.need_database(), "deadsure sweeper", statement_timeout_s=30)
                 swept = sweeper.look(connection)
+                count(swept)
                 if swept.lost:
                     log.info("sweep.done", workers_lost=swept.lost, jobs_expired=swept.expired)
                     self._on_lost(swept)
@@ -49,6 +52,8 @@ class SweeperThread(threading.Thread):
                     repair_at = boottime_s() + REPAIR_S
                     for job_id in repair(connection, self._settings.resend_first_s):
                         log.warning("job.repaired", job_id=job_id)
+                        counts.REPAIRED.inc()
+                self.succeeded_at = boottime_s()
                 tries = 0
                 wait_s = self._settings.sweep_s
             except psycopg2.Error as error:
@@ -60,3 +65,11 @@ class SweeperThread(threading.Thread):
             self._stopped.wait(wait_s)
         if connection is not None:
             connection.close()
+
+
+def count(swept: Swept) -> None:
+    """Tell the metrics what one look found."""
+    for name, cause, state in swept.jobs:
+        counts.of_type(name).note_crash(cause, state)
+    for cause, lost in (("stalled", swept.silent), ("killed", swept.lost - swept.silent)):
+        counts.WORKERS_LOST.labels(cause).inc(lost)

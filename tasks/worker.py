@@ -105,8 +105,10 @@ def check_topology() -> None:
 
 @signals.worker_process_init.connect
 def enter_child(**_: Any) -> None:
-    """In a child: let go of what is the main process' own, its database sockets and its look at dead children."""
+    """In a child: let go of what is the main process' own: database sockets, port, its look at dead children."""
     disown_inherited()
+    if (endpoint := services().endpoint) is not None:
+        endpoint.disown()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
@@ -175,6 +177,7 @@ class DurableServices(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Start the services' threads."""
+        services().consume(app.amqp.queues.consume_from, lambda: parent.pool.num_processes)
         services().start(self._with_relay)
         catch_signals()
         if getattr(parent, "hub", None) is not None and hasattr(parent.pool, "maintain_pool"):

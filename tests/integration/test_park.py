@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg2.extras import Json
 
-from app.park import park
+from app.park import Parked, park
 from tests.integration.scene import PLAIN, Scene, Worker
 
 GRACE_S, OFFER_S = 60.0, 30.0
@@ -16,7 +16,8 @@ GRACE_S, OFFER_S = 60.0, 30.0
 
 def parked(worker: Worker, job_id: UUID, *, episode: int = 1, grace_s: float = GRACE_S) -> bool:
     """One delivery of the job at a worker that does not know it; whether it is rejected."""
-    return park(worker.session, job_id, 1, episode, worker.worker_id, grace_s, OFFER_S)
+    became = park(worker.session, job_id, 1, episode, worker.worker_id, grace_s, OFFER_S)
+    return became is not Parked.LEFT
 
 
 def waited(scene: Scene, job_id: UUID, seconds: float) -> None:

@@ -39,6 +39,7 @@ from app import (
     submit,
     sweep,
 )
+from app.metrics import figures
 from app.stack import Postgres
 from app.states import State
 from db.prepared import PlanningConnection, Prepared
@@ -214,6 +215,9 @@ VALUES: dict[str, Any] = {
     "stage": 0,
     "note": "n",
     "trial": True,
+    "most": figures.MOST,
+    "queues": ["jobs", "mails"],
+    "trace_s": 60.0,
 }
 
 
@@ -300,6 +304,10 @@ SINGLE: dict[str, str] = {
     "replay run look": replay_walk.LOOK,
     "submit existing": submit.EXISTING,
     "result": results.READ,
+    "jobs by state": figures.JOBS,
+    "quarantine by cause": figures.CAUSES,
+    "debts": figures.DEBTS,
+    "missing traces": figures.MISSING_TRACES,
 }
 
 

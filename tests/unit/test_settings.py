@@ -16,6 +16,11 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert read({"DEADSURE_LEASE_S": "", "UNRELATED": "1"}) == Settings()
 
 
+@pytest.mark.parametrize(("text", "port"), [("", None), ("0", 0), ("9300", 9300)])
+def test_a_metrics_port_may_be_unset_or_any_free_one(text: str, port: int | None) -> None:
+    assert read({"DEADSURE_METRICS_PORT": text}).metrics_port == port
+
+
 def test_each_kind_of_value_is_converted() -> None:
     made = read(
         {
@@ -41,6 +46,9 @@ def test_each_kind_of_value_is_converted() -> None:
         ("DEADSURE_WINDOW", "1.5"),
         ("DEADSURE_WINDOW", "-1"),
         ("DEADSURE_BATCH", "0"),
+        ("DEADSURE_METRICS_PORT", "-1"),
+        ("DEADSURE_METRICS_PORT", "65536"),
+        ("DEADSURE_METRICS_PORT", "http"),
         ("DEADSURE_POOLED", "maybe"),
         ("DEADSURE_LOG", "xml"),
         ("DEADSURE_LOG_LEVEL", "LOUD"),

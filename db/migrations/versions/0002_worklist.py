@@ -29,6 +29,13 @@ def upgrade() -> None:
             postgresql_where=sa.text("batch_id IS NOT NULL"),
             postgresql_concurrently=True,
         )
+        op.create_index(
+            "ix_quarantine_entries_untraced",
+            "quarantine_entries",
+            ["quarantined_at"],
+            postgresql_where=sa.text("closed_at IS NULL AND dead_lettered_at IS NULL"),
+            postgresql_concurrently=True,
+        )
 
 
 def jobs() -> None:
@@ -209,6 +216,7 @@ def downgrade() -> None:
     op.drop_table("replay_run_jobs")
     op.drop_table("replay_runs")
     op.drop_table("quarantine_actions")
+    op.drop_index("ix_quarantine_entries_untraced", table_name="quarantine_entries")
     op.drop_column("quarantine_entries", "traceback")
     op.drop_column("dead_letters", "dismissed_reason")
     op.drop_column("dead_letters", "dismissed_by")
