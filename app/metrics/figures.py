@@ -71,6 +71,7 @@ SELECT count(*) FROM (
        AND quarantined_at < statement_timestamp() - make_interval(secs => %(trace_s)s)
      LIMIT %(most)s) AS missing
 """
+PARKED = "SELECT count(*) FROM (SELECT FROM parked_messages LIMIT %(most)s) AS parked"
 LEASES = ("live", "over", "lost")
 
 
@@ -94,7 +95,12 @@ def read(connection: PgConnection, queues: Sequence[str], window: int, trace_s: 
         f"Quarantined jobs whose dead letter has not arrived in time; {BOUND}.",
         rows(connection, MISSING_TRACES, values)[0][0],
     )
-    return [jobs, causes, leases, missing, *debts(rows(connection, DEBTS, values))]
+    parked = GaugeMetricFamily(
+        "deadsure_parked_messages",
+        f"Foreign messages that wait for a release that can read them; {BOUND}.",
+        rows(connection, PARKED, values)[0][0],
+    )
+    return [jobs, causes, leases, missing, parked, *debts(rows(connection, DEBTS, values))]
 
 
 def debts(found: Sequence[tuple[str, int, int, int, float | None, float | None]]) -> list[Metric]:
