@@ -13,7 +13,7 @@ RUN /venv/bin/pip install --no-deps /src
 
 FROM python:3.13-slim
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin deadsure \
-    && install -d -o deadsure /srv/reports
+    && install -d -o deadsure /srv/reports /srv/flower
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 REPORTS_DIR=/srv/reports
 WORKDIR /srv

@@ -153,6 +153,9 @@ class DurableRequest(Request):
 
     def reject(self, requeue: bool = False) -> None:
         """Reject; where the broker has no dead-letter exchange the copy is published before it is acknowledged."""
+        if not (requeue or self.acknowledged):
+            # To Flower a rejected task is less than a started one: it would show a quarantined job as running for ever.
+            self.send_event("task-failed", exception=f"quarantined; the reason: deadsure show {self.id}")
         if requeue or settings().broker_is_amqp or self.acknowledged:
             super().reject(requeue=requeue)
         else:

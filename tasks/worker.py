@@ -33,6 +33,7 @@ from db.session import connect, disown_inherited
 from tasks.application import app
 from tasks.consumer import NoteSettlements
 from tasks.leaver import Leaver
+from tasks.progress import TellProgress
 from tasks.publisher import Publisher
 from tasks.services import begin_services, end_services, services
 
@@ -186,6 +187,7 @@ class DurableServices(bootsteps.StartStopStep):
 
 app.steps["worker"].add(DurableServices)
 app.steps["consumer"].add(NoteSettlements)
+app.steps["consumer"].add(TellProgress)
 app.user_options["worker"].add(
     click.Option(
         ["--without-relay"],

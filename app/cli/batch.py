@@ -52,15 +52,12 @@ def batch_list(only_open: bool, limit: int, as_json: bool) -> None:
 def batch_show(batch_id: UUID, follow: bool, as_json: bool) -> None:
     """Show one batch (its id is its coordinator's): children by state, and what still blocks it."""
     with database() as connection:
-        if not follow:
-            story = need(connection, batch_id)
-        elif as_json:
+        if follow and as_json:
             for story in changes(connection, batch_id):
                 print_json(story)
         else:
-            story = follow_bar(connection, batch_id)
-    if not as_json:
-        print_story(story)
+            story = follow_bar(connection, batch_id) if follow else need(connection, batch_id)
+            print_json(story) if as_json else print_story(story)
     if follow and story["phase"] != "finished":
         raise SystemExit(1)
 

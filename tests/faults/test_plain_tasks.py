@@ -1,4 +1,4 @@
-"""Celery stays Celery: plain tasks beside durable ones, retries, the quarantine queue, `inspect`, Flower."""
+"""Celery stays Celery: plain tasks beside durable ones, retries, the quarantine queue, `inspect`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from sqlalchemy import Engine
 
 from app.errors import JobQuarantined
-from app.stack.ports import free_port
 from tests.faults.conftest import Court
 from tests.faults.effects import Effects
 from tests.faults.outcomes import Outcomes
@@ -170,24 +168,3 @@ def test_inspect_shows_a_running_job_under_its_job_id(
     assert (active["id"], active["name"]) == (job.id, "tests.slow")
     (tmp_path / "go").touch()
     outcomes.wait_all_succeeded(1)
-
-
-@on_rabbitmq
-def test_flower_shows_a_finished_job_under_its_job_id(jobs: Any, outcomes: Outcomes, programs: Programs) -> None:
-    worker = programs.worker()
-    port = free_port()
-    programs.module(
-        ["celery", "-A", "tasks", "flower", "--address=127.0.0.1", f"--port={port}"],
-        name="flower",
-        environment={"FLOWER_UNAUTHENTICATED_API": "true"},
-    )
-    worker.wait_for_log("enabled by remote", "Flower asks the worker for its events")
-    job = jobs.atomic.delay(n=1)
-    outcomes.wait_all_succeeded(1)
-
-    def shown() -> Any:
-        return requests.get(f"http://127.0.0.1:{port}/api/tasks", timeout=10).json().get(job.id)
-
-    seen = wait_for(lambda: (task := shown()) and task["state"] == "SUCCESS" and task, 30, "Flower shows the job")
-    assert seen["name"] == "tests.atomic"
-    assert f"'result_key': 'job:{job.id}'" in seen["result"]

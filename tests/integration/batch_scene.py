@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from app import attempt
+from app import attempt, finish
 from app.clock import boottime_s
 from app.completion import Completer
 from app.ending import Ending
@@ -83,6 +83,21 @@ class Batches:
         for job_id in job_ids:
             self.attempt(job_id)
             assert self.scene.state(job_id) == "succeeded"
+
+    def quarantine(self, job_id: UUID) -> None:
+        """A child fails for good."""
+        holder = self.scene.claimed(self.scene.worker(), job_id)
+        finish.quarantine(
+            self.scene.eyes,
+            holder,
+            "permanent",
+            "why",
+            "f",
+            failure="permanent",
+            failed=True,
+            offer_s=1,
+            in_transaction=False,
+        )
 
     def end_by_hand(self, batch_id: UUID, limit: int | None = None) -> None:
         """Children have succeeded, as far as the tables tell: all, or `limit` of those that are queued."""

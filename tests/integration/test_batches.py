@@ -278,17 +278,7 @@ def test_c31_completion_comes_once_whatever_became_of_the_children(scene: Scene,
     scene.claimed(worker, killed)
     batches.lose(worker)
     cancel(eyes, cancelled)
-    finish.quarantine(
-        eyes,
-        scene.claimed(scene.worker(), quarantined),
-        "permanent",
-        "why",
-        "f",
-        failure="permanent",
-        failed=True,
-        offer_s=1,
-        in_transaction=False,
-    )
+    batches.quarantine(quarantined)
     assert counts(scene, batch_id) == {"queued": 3, "retry_wait": 1, "quarantined": 1, "cancelled": 1}
     assert batches.look() == []
     batches.succeed(requeued, retried, killed, plain)

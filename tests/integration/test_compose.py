@@ -91,6 +91,14 @@ def test_flower_asks_for_a_password(services: dict[str, Any]) -> None:
     )
 
 
+def test_what_flower_has_seen_outlives_it(services: dict[str, Any]) -> None:
+    (database,) = [part for part in services["flower"]["command"] if part.startswith("--db=")]
+    assert {"--persistent=True", "--state-save-interval=10000"} <= set(services["flower"]["command"])
+    (volume,) = services["flower"]["volumes"]
+    target = volume["target"] if isinstance(volume, dict) else volume.split(":")[1]
+    assert database.removeprefix("--db=").startswith(f"{target}/")
+
+
 def test_a_missing_secret_is_refused() -> None:
     named = re.findall(r"^(\w+)=$", (REPOSITORY / ".env.example").read_text(), re.MULTILINE)
     text = COMPOSE_FILE.read_text()

@@ -49,6 +49,7 @@ from tests.nodes import database as databases
 
 JOBS = 1_000_000
 DEBTS = 200_000
+BATCH = 100_000  # children of one batch, all of them waiting
 LARGE = ("jobs", "outbox", "job_events")
 
 # Mostly succeeded, as a table is that has run for a while; the newest 200,000 wait.
@@ -57,14 +58,14 @@ INSERT INTO workers (worker_id, name, hostname, pid, lock_key, lease_until)
 SELECT md5('worker' || n)::uuid, 'w' || n, 'host', n, n, clock_timestamp() + interval '1 h'
   FROM generate_series(1, 20) n;
 INSERT INTO jobs (job_id, type, payload, payload_digest, state, result_key, worker_id, finished_at, not_before, cause,
-                  episode, correlation_id, created_at)
+                  episode, correlation_id, batch_id, created_at)
 SELECT md5(n::text)::uuid, CASE (n / 7) % 50 WHEN 0 THEN 'rare' ELSE 'reports.export' END, '{{}}', '', state::job_state,
        CASE state WHEN 'succeeded' THEN 'job' END,
        CASE state WHEN 'running' THEN md5('worker' || n % 20 + 1)::uuid END,
        CASE WHEN state IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
        CASE state WHEN 'retry_wait' THEN clock_timestamp() END,
        CASE state WHEN 'quarantined' THEN 'permanent' END, CASE state WHEN 'quarantined' THEN 1 ELSE 0 END,
-       '', clock_timestamp() - make_interval(secs => {JOBS} - n)
+       '', CASE WHEN n > {JOBS - BATCH} THEN md5('1')::uuid END, clock_timestamp() - make_interval(secs => {JOBS} - n)
   FROM generate_series(1, {JOBS}) n, LATERAL (SELECT CASE
        WHEN n > {JOBS - DEBTS} THEN CASE WHEN n % 100 = 0 THEN 'retry_wait' ELSE 'queued' END
        WHEN n % 2000 = 0 THEN 'running' WHEN n % 2000 = 1 THEN 'quarantined' WHEN n % 2000 = 2 THEN 'cancelled'
@@ -77,6 +78,9 @@ INSERT INTO quarantine_entries (job_id, episode, cause, fingerprint, reason, att
 SELECT job_id, episode, cause, 'f', 'r', attempt FROM jobs WHERE state = 'quarantined';
 INSERT INTO outbox (job_id, kind, queue, type, schema_version, correlation_id, sends, sent_at, due_at)
 SELECT job_id, 'trace', 'jobs', type, 1, '', 8, clock_timestamp(), 'infinity' FROM jobs WHERE state = 'quarantined';
+INSERT INTO batches (batch_id, coordinator_id, exhausted, finished_at)
+SELECT md5(n::text)::uuid, md5(n::text)::uuid, true, CASE WHEN n > 1 THEN clock_timestamp() END
+  FROM generate_series(1, 5000) n;
 INSERT INTO job_events (job_id, event)
 SELECT md5(n::text)::uuid, 'submit' FROM generate_series(1, {JOBS} / 2) n;
 """
@@ -337,6 +341,8 @@ def test_a_plan_that_was_made_on_empty_tables_does_not_outlive_them(grown: Plann
         ("evidence", {"ix_outbox_again"}),
         ("expire of worker", {"ix_jobs_running"}),
         ("sweep workers", {"ix_jobs_running"}),
+        ("batch look", {"ix_batches_open", "ix_jobs_batch"}),
+        ("batch finish", {"ix_jobs_batch"}),
     ],
 )
 def test_a_statement_uses_the_index_that_was_made_for_it(million: PgConnection, name: str, indexes: set[str]) -> None:
