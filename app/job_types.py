@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel
+from sqlalchemy import Executable
+from sqlalchemy.orm import Session
 
 from app.effects import Check
 from app.errors import ConfigurationError, UnknownJobType
@@ -14,6 +16,7 @@ from app.failures import Classifier
 from app.retry_policy import RetryPolicy
 
 Mode = Literal["leased", "atomic"]
+Expected = Callable[[Session], Iterable[Any]] | Executable | str
 ATOMIC_LIMIT_S = 30.0
 
 
@@ -28,7 +31,8 @@ class JobType:
     the defaults do not know. `check(name, key, payload)` asks the other side about a call that was cut off;
     `on_uncertain` decides when nobody can be asked and the other side takes no key. `whole_effect` names the call that
     is all a job of this type does: a quarantined job whose call is done is settled, not run again. `foreign`: messages
-    of clients that have only the broker are adopted.
+    of clients that have only the broker are adopted. `expected`: which jobs should exist by now, as a SELECT or a
+    function of a session that yields (scope, key), or (scope, key, payload); `deadsure doctor` counts the missing ones.
     """
 
     name: str
@@ -49,6 +53,7 @@ class JobType:
     on_uncertain: Literal["quarantine", "retry"] = "quarantine"
     whole_effect: str | None = None
     foreign: bool = False
+    expected: Expected | None = None
 
     def __post_init__(self) -> None:
         if self.mode == "atomic" and self.time_limit_s > ATOMIC_LIMIT_S:

@@ -42,6 +42,16 @@ WITH job AS (
 INSERT INTO job_events (job_id, event, reason)
 SELECT job_id, 'repaired', 'its dead letter was missing and nobody owed it' FROM debt RETURNING job_id::text
 """
+ORPHANS = """
+WITH debt AS (
+    DELETE FROM outbox
+     WHERE NOT EXISTS (SELECT FROM jobs WHERE jobs.job_id = outbox.job_id)
+        OR EXISTS (SELECT FROM jobs WHERE jobs.job_id = outbox.job_id AND state IN ('succeeded', 'cancelled'))
+    RETURNING job_id
+)
+INSERT INTO job_events (job_id, event, reason)
+SELECT job_id, 'repaired', 'a debt without a job that waits for it was deleted' FROM debt RETURNING job_id::text
+"""
 
 
 def repair(connection: PgConnection, age_s: float) -> list[str]:
@@ -49,3 +59,12 @@ def repair(connection: PgConnection, age_s: float) -> list[str]:
     values = {"age_s": age_s, "page": PAGE}
     mended = [*rows(connection, WAITING_WITHOUT_DEBT, values), *rows(connection, QUARANTINED_WITHOUT_TRACE, values)]
     return [row[0] for row in mended]
+
+
+def forget_orphans(connection: PgConnection) -> list[str]:
+    """Delete the debts of jobs that are gone or have ended; their ids.
+
+    A job comes with its debt in one statement and leaves its end never again, so none of these can be needed. While one
+    is there, its key cannot be submitted again.
+    """
+    return [row[0] for row in rows(connection, ORPHANS)]

@@ -55,6 +55,9 @@ class Settings:
     window: int = setting("DEADSURE_WINDOW", 1000, "unpaid deliveries kept in the broker per queue")
     batch: int = setting("DEADSURE_BATCH", 200, "debts a relay takes in one statement")
     confirm_timeout_s: float = setting("DEADSURE_CONFIRM_TIMEOUT_S", 15.0, "longest wait for publisher confirms")
+    consumer_timeout_s: float = setting(
+        "DEADSURE_CONSUMER_TIMEOUT_S", 1800.0, "RabbitMQ's consumer_timeout, where its configuration changes it"
+    )
     prefetch: int = setting("DEADSURE_PREFETCH", 4, "deliveries held per worker process")
     park_grace_s: float = setting(
         "DEADSURE_PARK_GRACE_S", 600.0, "how long a type or version that nobody here knows may wait for a worker"

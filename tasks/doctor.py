@@ -1,132 +1,109 @@
-"""`deadsure doctor`: configuration, schema, topology, and a real probe through the dead-letter exchange."""
+"""`deadsure doctor`: what is wrong or missing in database, broker and configuration, and what to do about it."""
 
 from __future__ import annotations
 
-import time
-import uuid
 from contextlib import closing
 
 import click
-from amqp import Message
-from amqp.exceptions import PreconditionFailed
-from kombu import Connection, Queue
+import psycopg2
 from psycopg2.extensions import connection as PgConnection
 
-from app.cli.main import database
+from app.checks.everything import DATABASE, PRE_DEPLOY
+from app.checks.finding import Finding, Look, Severity, error, info, ok, run
 from app.cli.output import json_option, print_json, print_table, reporting_errors
-from app.health import Finding, Severity, progress, traces, unknown_types
-from app.job_types import REGISTRY, queues
+from app.job_types import REGISTRY
 from app.journal import configure_logging
+from app.repair import forget_orphans, repair
 from app.settings import settings
-from db.migrate import check
-from db.session import one, rows
-from tasks.intake import Intake
-from tasks.publisher import Publisher
-from tasks.topology import DEAD_LETTER_EXCHANGE, QUARANTINE_QUEUE
+from db.migrate import SchemaError, check
+from db.session import connect
+from tasks.application import app
+from tasks.checks.broker import check_broker
 
-PROBE_S = 10.0
-LOOK_S = 0.1
-TRACE_AGE_S = 120.0
-ARRIVED = (
-    "SELECT dead_letter_id FROM dead_letters WHERE received_at > clock_timestamp() - interval '1 min' AND body = %s"
-)
-FORGET = "DELETE FROM dead_letters WHERE dead_letter_id = %s"
+STATEMENT_TIMEOUT_S = 60
+WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO, Severity.OK)
 
 
 @click.command("doctor")
 @click.option("--pre-deploy", is_flag=True, help="Only: waiting jobs that the installed code cannot handle.")
+@click.option("--fix", is_flag=True, help="First create debts that are missing, and delete those of no job; journaled.")
+@click.option("--strict", is_flag=True, help="Warnings count as errors.")
 @json_option
 @reporting_errors
-def doctor(pre_deploy: bool, as_json: bool) -> None:
-    """Look for what is wrong or missing; exit code 1 when something is."""
+def doctor(pre_deploy: bool, fix: bool, strict: bool, as_json: bool) -> None:
+    """Look for what is wrong or missing in database, broker and configuration.
+
+    It changes nothing, but for --fix. Exit code: 0 nothing is wrong (warnings may be), 1 errors (or warnings, with
+    --strict), 2 no errors, but something could not be checked. Each finding has a code that stays the same for scripts.
+    """
     configure_logging(settings().log, "ERROR")  # to stderr; the intake of the probe would log into the answer
-    with database() as connection:
-        check(connection)
-        findings = unknown_types(connection, REGISTRY)
-        if not pre_deploy:
-            findings += [Finding(Severity.OK, "the schema fits this release")]
-            findings += [traces(connection, TRACE_AGE_S), *progress(connection, settings().resend_first_s)]
-            # The probe first: looking at the queues declares what is missing, and would hide it.
-            findings.append(probe(connection) if settings().broker_is_amqp else NO_EXCHANGE)
-            findings += topology()
+    found = examine(pre_deploy=pre_deploy, fix=fix)
     if as_json:
-        print_json([{"severity": f.severity, "what": f.what, "next_step": f.next_step} for f in findings])
+        print_json([as_record(finding) for finding in found])
     else:
-        print_table("doctor", ("severity", "what", "next step"), [(f.severity, f.what, f.next_step) for f in findings])
-    if any(finding.severity is Severity.ERROR for finding in findings):
-        raise SystemExit(1)
+        columns = ("severity", "code", "what", "next step")
+        ordered = sorted(found, key=lambda finding: WORST_FIRST.index(finding.severity))
+        print_table("doctor", columns, [(f.severity, f.code, f.what, f.next_step) for f in ordered])
+    if code := exit_code(found, strict=strict):
+        raise SystemExit(code)
 
 
-NO_EXCHANGE = Finding(
-    Severity.OK, "this broker has no dead-letter exchange: the task layer publishes the copies, and says so"
-)
+def as_record(finding: Finding) -> dict[str, object]:
+    """A finding for scripts."""
+    return {
+        "severity": finding.severity,
+        "code": finding.code,
+        "what": finding.what,
+        "next_step": finding.next_step,
+        "checked": finding.checked,
+    }
 
 
-def topology() -> list[Finding]:
-    """Whether the queues can be declared as this release wants them."""
-    publisher = Publisher(settings().need_broker(), queues(), settings().confirm_timeout_s)
+def exit_code(found: list[Finding], *, strict: bool) -> int:
+    """0: nothing is wrong; 1: errors; 2: something could not be checked."""
+    wrong = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+    if any(finding.severity in wrong and finding.checked for finding in found):
+        return 1
+    return 0 if all(finding.checked for finding in found) else 2
+
+
+def examine(*, pre_deploy: bool, fix: bool) -> list[Finding]:
+    """All findings; a server that is away is one of them, and what the other can tell is told."""
     try:
-        publisher.open()
-    except PreconditionFailed as error:
-        return [
-            Finding(
-                Severity.ERROR,
-                f"a queue has other arguments than this release declares: {error.reply_text}",
-                "stop the workers and delete it (rabbitmqctl delete_queue NAME): its jobs are in the database",
-            )
-        ]
-    except publisher.errors as error:
-        return [Finding(Severity.ERROR, f"the broker does not answer ({type(error).__name__})", "look at BROKER_URL")]
-    finally:
-        publisher.close()
-    made = [Finding(Severity.WARNING, f"queue {name} was missing; it is declared now") for name in publisher.created]
-    return made or [Finding(Severity.OK, "the work queues are as declared")]
-
-
-def probe(connection: PgConnection) -> Finding:
-    """Send a message through the dead-letter exchange and wait until the intake has stored it."""
-    with closing(Connection(settings().need_broker(), connect_timeout=5)) as broker:
+        connection = connect(settings().need_database(), "deadsure cli", statement_timeout_s=STATEMENT_TIMEOUT_S)
+    except psycopg2.OperationalError as away:
+        step = "is the server of DATABASE_URL up? host, port, user, password"
+        what = f"the database does not answer ({type(away).__name__})"
+        gone = Finding(Severity.ERROR, "database.unreachable", what, step, checked=False)
+        return [gone] if pre_deploy else [gone, *broker(None)]
+    with closing(connection):
         try:
-            return send_probe(connection, broker)
-        except (OSError, *broker.connection_errors, *broker.channel_errors) as error:
-            return Finding(Severity.ERROR, f"no probe could be sent ({type(error).__name__})", "look at BROKER_URL")
+            check(connection)
+        except SchemaError as wrong:
+            return [error("database.schema", str(wrong), "deadsure db upgrade, or install the fitting release")]
+        look = Look(connection, settings(), REGISTRY)
+        if pre_deploy:
+            return run(PRE_DEPLOY, look)
+        found = [ok("database.schema", "the schema fits this release")]
+        if fix:
+            found += mend(connection)
+        return [*found, *run(DATABASE, look), *broker(connection)]
 
 
-def send_probe(connection: PgConnection, broker: Connection) -> Finding:
-    """`probe` on an open connection; raises the transport's errors."""
-    mark = f"probe {uuid.uuid4()}".encode()
-    channel = broker.channel()
-    queue = Queue(
-        f"deadsure.probe.{uuid.uuid4()}",
-        exclusive=True,
-        auto_delete=True,
-        queue_arguments={
-            "x-dead-letter-exchange": DEAD_LETTER_EXCHANGE,
-            "x-dead-letter-routing-key": QUARANTINE_QUEUE,
-        },
-    )(channel)
-    queue.queue_declare()
-    channel.basic_publish(Message(mark, content_type="text/plain"), exchange="", routing_key=queue.name)
-    message = None
-    until = time.monotonic() + PROBE_S
-    while message is None and time.monotonic() < until:
-        message = queue.get()
-    if message is None:
-        return Finding(Severity.ERROR, "the broker does not deliver", "look at its alarms and its log")
-    message.reject()
-    intake = Intake(settings())
-    intake.start()  # the probe must not depend on a worker's
-    try:
-        while time.monotonic() < until:
-            row = one(connection, ARRIVED, (mark,))
-            if row is not None:
-                rows(connection, FORGET, (row[0],))
-                return Finding(Severity.OK, "a probe went through the dead-letter exchange into dead_letters")
-            time.sleep(LOOK_S)
-    finally:
-        intake.stop()
-    return Finding(
-        Severity.ERROR,
-        f"a probe through the exchange {DEAD_LETTER_EXCHANGE} did not arrive within {PROBE_S:g} s",
-        f"is the queue {QUARANTINE_QUEUE} bound to it? a worker's start declares both",
-    )
+def broker(database: PgConnection | None) -> list[Finding]:
+    """What the broker tells, under the configuration of the installed application."""
+    conf = app.conf
+    return check_broker(settings(), REGISTRY, database, conf.broker_transport_options, conf.worker_concurrency)
+
+
+def mend(connection: PgConnection) -> list[Finding]:
+    """Create what is missing and delete what nobody needs, until nothing is left; each job is journaled.
+
+    Safe beside workers at any moment: no arrow leaves a job without its debt, not even for a moment.
+    """
+    mended: list[str] = []
+    while page := repair(connection, age_s=0.0):
+        mended += page
+    orphans = forget_orphans(connection)
+    what = f"{len(mended)} missing debts were created, {len(orphans)} that nobody needs were deleted"
+    return [info("doctor.fixed", what, f"deadsure show {(mended or orphans)[0]}" if mended or orphans else "")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.domain.mail import WelcomeMail, compose, recipient, record_mail
+from app.domain.mail import EXPECTED, WelcomeMail, compose, recipient, record_mail
 from app.domain.smtp import deliver
 from app.job import Job
 from app.settings import settings
@@ -15,6 +15,7 @@ from tasks.durable import durable
     key=lambda payload: str(payload.account_id),
     expire_early=False,  # nobody can be asked what a worker that only seemed dead has sent
     on_uncertain="quarantine",
+    expected=EXPECTED,
 )
 def welcome(job: Job, payload: WelcomeMail) -> dict[str, str]:
     """Send the mail; its record commits with the job's success."""

@@ -36,12 +36,15 @@ HEARTBEAT_S = 30
 
 
 class Intake(threading.Thread):
-    """One reader of the quarantine queue, with a broker connection and a database session of its own."""
+    """One reader of the quarantine queue, with a broker connection and a database session of its own.
 
-    def __init__(self, settings: Settings) -> None:
+    `declares` is False for a reader that must not heal what it is there to test.
+    """
+
+    def __init__(self, settings: Settings, *, declares: bool = True) -> None:
         super().__init__(name="deadsure-intake", daemon=True)
         never_decompress()
-        self._settings = settings
+        self._settings, self._declares = settings, declares
         self._stopped = threading.Event()
         self.succeeded_at = boottime_s()
         self._database: PgConnection | None = None
@@ -79,8 +82,16 @@ class Intake(threading.Thread):
         channel = broker.channel()
         channel.auto_decode = False  # the bytes as they were sent
         queue = quarantine_queue(self._settings.broker_is_amqp)(channel)
-        queue.declare()
-        with Consumer(channel, [queue], on_message=self._take, on_decode_error=self._take, prefetch_count=PREFETCH):
+        if self._declares:
+            queue.declare()
+        with Consumer(
+            channel,
+            [queue],
+            on_message=self._take,
+            on_decode_error=self._take,
+            prefetch_count=PREFETCH,
+            auto_declare=False,
+        ):
             while not self._stopped.is_set():
                 self._offers.look(self._database)
                 try:

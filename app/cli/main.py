@@ -9,6 +9,7 @@ from uuid import UUID
 import click
 
 from app import story, submit
+from app.cli.missing import submit_missing
 from app.cli.output import Seconds, json_option, print_events, print_fields, print_json, print_table, reporting_errors
 from app.cli.quarantine import quarantine_group
 from app.cli.session import database
@@ -46,23 +47,35 @@ def db_upgrade(as_json: bool) -> None:
 
 @deadsure.command("submit")
 @click.argument("job_type", metavar="TYPE")
-@click.option("--payload", required=True, help="The payload as a JSON object.")
+@click.option("--payload", help="The payload as a JSON object.")
 @click.option("--key", help="Idempotency key: the same key and payload give the same job.")
 @click.option("--scope", default="", help="Business boundary of the key, for instance an account.")
 @click.option("--countdown", type=Seconds(), help="Seconds before it may start.")
 @click.option("--priority", type=click.IntRange(0, 9), help="9 is first.")
+@click.option("--missing", is_flag=True, help="Instead: every job that the type expects and that does not exist.")
+@click.option("--yes", is_flag=True, help="With --missing: do not ask.")
 @json_option
 @reporting_errors
 def submit_job(
     job_type: str,
-    payload: str,
+    payload: str | None,
     key: str | None,
     scope: str,
     countdown: float | None,
     priority: int | None,
+    missing: bool,
+    yes: bool,
     as_json: bool,
 ) -> None:
-    """Submit one job of TYPE."""
+    """Submit one job of TYPE, or with --missing those that `deadsure doctor` misses."""
+    if missing:
+        if payload is not None or key is not None or scope or countdown is not None or priority is not None:
+            raise click.UsageError("--missing takes keys, scopes and payloads from the type's expected=")
+        with database() as connection:
+            submit_missing(connection, find(job_type), yes=yes, as_json=as_json)
+        return
+    if payload is None:
+        raise click.UsageError("give --payload, or --missing")
     try:
         fields = json.loads(payload)
     except ValueError as error:

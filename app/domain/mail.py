@@ -34,6 +34,15 @@ Hello {name},
 your account is ready.
 """
 
+# A welcome that comes weeks late is worse than none; one that was just missed is still on its way.
+EXPECTED = """
+SELECT '' AS scope, account_id::text AS key, jsonb_build_object('account_id', account_id) AS payload
+  FROM accounts
+ WHERE active AND created_at > clock_timestamp() - interval '7 days'
+   AND created_at < clock_timestamp() - interval '10 minutes'
+ ORDER BY created_at DESC
+"""
+
 
 class WelcomeMail(BaseModel):
     """Payload of `emails.welcome`."""

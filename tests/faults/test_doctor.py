@@ -1,4 +1,4 @@
-"""`deadsure doctor`: what it finds, what it says, and its exit codes."""
+"""`deadsure doctor` as a person or a script runs it: what it says beside real workers, and its exit codes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ import sys
 from typing import Any
 
 import pytest
-from kombu import Connection, Queue
 from sqlalchemy import Engine
 
-from tasks.topology import quarantine_queue
 from tests.faults.outcomes import Outcomes
 from tests.faults.points import QUICK
-from tests.nodes.marks import on_rabbitmq, on_valkey
+from tests.nodes.marks import on_rabbitmq
 from tests.nodes.programs import Programs
 from tests.nodes.servers import BrokerNode
 from tests.nodes.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("settings")
-ARRIVED = "a probe went through the dead-letter exchange into dead_letters"
-KNOWN = "every waiting job is known to this code"
+WORK = ("-I", "tests.faults.jobs_messages", *QUICK)
 
 
 @pytest.fixture
@@ -39,27 +36,32 @@ def messages(jobs: Any) -> Any:
 
 
 class Doctor:
-    """Runs the command as a person or a script does."""
+    """Runs the command."""
 
     def __init__(self, programs: Programs) -> None:
         self._environment = {**programs.environment, "PYTHONPATH": "."}
 
-    def text(self, *options: str, **environment: str) -> tuple[int, str, str]:
+    def text(self, *options: str, command: str = "doctor", **environment: str) -> tuple[int, str, str]:
         """Exit code, standard output, standard error."""
-        command = [sys.executable, "-m", "tasks.cli", "doctor", *options]
+        arguments = [sys.executable, "-m", "tasks.cli", command, *options]
         told = {**self._environment, **environment}
-        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=90, check=False)
+        done = subprocess.run(arguments, env=told, capture_output=True, text=True, timeout=90, check=False)
+        assert "Traceback" not in done.stdout + done.stderr
         return done.returncode, done.stdout, done.stderr
 
-    def json(self, *options: str) -> tuple[int, dict[str, list[str]]]:
-        """Exit code, and what was found by severity; every finding but an ok has a next step."""
-        code, out, error = self.text("--json", *options)
-        findings: list[dict[str, str]] = json.loads(out)
-        assert all(found["next_step"] for found in findings if found["severity"] == "error"), error
-        by_severity: dict[str, list[str]] = {"ok": [], "warning": [], "error": []}
-        for found in findings:
-            by_severity[found["severity"]].append(found["what"])
-        return code, by_severity
+    def json(self, *options: str, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
+        """Exit code, and the findings that are not ok by their code; each has a next step."""
+        code, out, error = self.text("--json", *options, **environment)
+        findings: list[dict[str, Any]] = json.loads(out)
+        assert findings, error
+        news = {found["code"]: found for found in findings if found["severity"] != "ok"}
+        assert all(found["next_step"] for found in news.values())
+        return code, news
+
+    def codes(self, *options: str, **environment: str) -> tuple[int, dict[str, str]]:
+        """Exit code, and severities by code, those that are only information left out."""
+        code, news = self.json(*options, **environment)
+        return code, {name: one["severity"] for name, one in news.items() if one["severity"] != "info"}
 
 
 @pytest.fixture
@@ -67,99 +69,110 @@ def doctor(programs: Programs) -> Doctor:
     return Doctor(programs)
 
 
-@on_rabbitmq
-def test_a_healthy_system_is_healthy_and_the_probe_leaves_nothing(
-    broker: BrokerNode, outcomes: Outcomes, start_worker: Any, doctor: Doctor
+def test_a_system_at_work_is_healthy(
+    broker: BrokerNode, messages: Any, jobs: Any, outcomes: Outcomes, start_worker: Any, doctor: Doctor
 ) -> None:
-    start_worker(options=QUICK)
-    code, found = doctor.json()
-    assert (code, found["error"], found["warning"]) == (0, [], [])
-    assert {ARRIVED, KNOWN, "1 workers hold a lease"} <= set(found["ok"])
-    assert outcomes.value("SELECT count(*) FROM dead_letters") == 0
-    assert broker.depth("quarantine") == 0
+    """Success, retry and quarantine leave no warning on either broker, and the probe leaves no dead letter."""
+    start_worker(options=WORK)
+    for n in range(20):
+        jobs.leased_effect.delay(n=n)
+        jobs.atomic.delay(n=n)
+    messages.hopeless.delay(n=1)
+    wanted = {"succeeded": 40, "quarantined": 1}
+    wait_for(lambda: outcomes.states() == wanted, 60, "all is done")
+    wait_for(lambda: outcomes.value("SELECT count(*) FROM dead_letters") == 1, 30, "its dead letter is there")
+    code, news = doctor.json("--strict")
+    assert (code, set(news) - {"queue.few_members"}) == (0, {"quarantine.waiting"}), news
     code, out, _ = doctor.text()
     assert code == 0
-    assert ARRIVED in out
+    if broker.is_rabbitmq:
+        assert "a probe went through the dead-letter exchange into dead_letters" in out
+    else:
+        assert "the task layer publishes the copies" in out
+    assert "every waiting job is known to this code" in out
+    assert outcomes.value("SELECT count(*) FROM dead_letters") == 1
 
 
 @on_rabbitmq
-def test_a_missing_work_queue_and_one_with_other_arguments(broker: BrokerNode, doctor: Doctor) -> None:
-    with Connection(broker.url) as connection:
-        quarantine_queue(amqp=True)(connection.default_channel).declare()
-    _, found = doctor.json()
-    assert "queue jobs was missing; it is declared now" in found["warning"]
-    with Connection(broker.url) as connection:
-        channel = connection.default_channel
-        channel.queue_delete("jobs")
-        Queue("jobs", durable=True)(channel).queue_declare()
-    code, found = doctor.json()
-    assert code == 1
-    assert [what for what in found["error"] if what.startswith("a queue has other arguments")]
-
-
-@on_valkey
-def test_where_there_is_no_exchange_it_says_who_publishes_the_copies(start_worker: Any, doctor: Doctor) -> None:
-    start_worker(options=QUICK)
-    code, found = doctor.json()
-    assert (code, found["error"]) == (0, [])
-    assert [what for what in found["ok"] if "the task layer publishes the copies" in what]
+def test_a_broker_that_never_saw_a_worker_is_a_beginning_and_no_error(doctor: Doctor) -> None:
+    code, news = doctor.json()
+    assert code == 0
+    assert {name: one["next_step"] for name, one in news.items()} == {
+        "workers.never": "celery -A tasks worker",
+        "broker.untouched": "celery -A tasks worker",
+    }
 
 
 @on_rabbitmq
 def test_pre_deploy_lists_waiting_jobs_that_the_code_does_not_know(
     engine: Engine, messages: Any, outcomes: Outcomes, doctor: Doctor
 ) -> None:
-    assert doctor.json("--pre-deploy") == (0, {"ok": [KNOWN], "warning": [], "error": []})
     for n in range(3):
         messages.foreign.delay(n=n)
-    code, found = doctor.json("--pre-deploy")
-    assert (code, found["ok"]) == (1, [])
-    assert found["error"] == ["3 jobs of tests.foreign version 1 wait, and this code does not know it"]
     code, out, _ = doctor.text("--pre-deploy")
     assert code == 1
     assert "tests.foreign" in out
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE jobs SET type = 'ledger.post', schema_version = 9")
-    assert doctor.json("--pre-deploy")[1]["error"] == [
-        "3 jobs of ledger.post version 9 wait, and this code does not know it"
-    ]
+    what = doctor.json("--pre-deploy")[1]["jobs.unknown_type"]["what"]
+    assert what == "3 jobs of ledger.post version 9 wait, and this code does not know it"
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE jobs SET schema_version = 1")
-    assert doctor.json("--pre-deploy")[0] == 0
+    assert doctor.json("--pre-deploy") == (0, {})
     assert outcomes.states() == {"queued": 3}
 
 
 @on_rabbitmq
-def test_missing_traces_and_jobs_that_nobody_sends(
-    engine: Engine, messages: Any, outcomes: Outcomes, start_worker: Any, doctor: Doctor
+def test_fix_gives_stuck_jobs_their_debt_and_nothing_else(
+    engine: Engine, jobs: Any, outcomes: Outcomes, doctor: Doctor
 ) -> None:
-    start_worker(options=("--without-relay", *QUICK))
-    job = messages.hopeless.delay(n=1)
+    stuck, healthy = (jobs.atomic.delay(n=n).id for n in range(2))
     with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET type = 'ledger.post'")
+        connection.exec_driver_sql("DELETE FROM outbox WHERE job_id = %s", (stuck,))
         connection.exec_driver_sql(
-            "UPDATE jobs SET type = 'ledger.post', state = 'quarantined', cause = 'permanent', episode = 1"
+            "INSERT INTO outbox (job_id, queue, type, schema_version, correlation_id)"
+            " VALUES (gen_random_uuid(), 'jobs', 'ledger.post', 1, '')"
         )
-        connection.exec_driver_sql("UPDATE outbox SET kind = 'trace', sends = 8, sent_at = now(), due_at = 'infinity'")
-        connection.exec_driver_sql(
-            "INSERT INTO quarantine_entries (job_id, episode, cause, fingerprint, reason, attempt, quarantined_at)"
-            " SELECT job_id, 1, 'permanent', 'f', 'r', 1, now() - interval '1 hour' FROM jobs"
-        )
-    messages.foreign.delay(n=2)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE jobs SET type = 'ledger.post' WHERE state = 'queued'")
-        connection.exec_driver_sql("UPDATE outbox SET due_at = now() - interval '1 hour' WHERE kind = 'wake'")
-    code, found = doctor.json()
+    code, news = doctor.json()
     assert code == 1
-    assert found["error"] == ["1 quarantined jobs lack their dead letter"]
-    assert [what for what in found["warning"] if what.startswith("1 jobs are due")]
-    wait_for(lambda: outcomes.states()["quarantined"] == 1, 10, job.id)
+    assert {name for name, one in news.items() if one["next_step"] == "deadsure doctor --fix"} == {
+        "jobs.stuck",
+        "outbox.without_job",
+    }
+    assert outcomes.debts() == 2  # a look mends nothing
+    code, news = doctor.json("--fix")
+    assert news["doctor.fixed"]["what"] == "1 missing debts were created, 1 that nobody needs were deleted"
+    assert (code, {"jobs.stuck", "outbox.without_job"} & set(news)) == (0, set())
+    owed = {str(row.job_id) for row in outcomes.rows("SELECT job_id FROM outbox")}
+    assert owed == {stuck, healthy}
+    assert len(outcomes.events("repaired", stuck)) == 1
 
 
 @on_rabbitmq
-def test_servers_that_are_away_are_an_error_and_no_traceback(doctor: Doctor) -> None:
-    code, out, error = doctor.text(BROKER_URL="amqp://guest:guest@127.0.0.1:9//")
-    assert code != 0
-    assert "Traceback" not in out + error
-    code, out, error = doctor.text(DATABASE_URL="postgresql+psycopg2://nobody@127.0.0.1:9/none")
-    assert code != 0
-    assert "Traceback" not in out + error
+def test_exit_codes_and_servers_that_are_away(engine: Engine, doctor: Doctor) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO accounts (name, email, currency, created_at)"
+            " VALUES ('n', 'a@example.com', 'EUR', now() - interval '1 hour')"
+        )
+    assert doctor.codes() == (0, {"expected.missing": "warning"})
+    assert doctor.codes("--strict") == (1, {"expected.missing": "warning"})
+    assert doctor.text("emails.welcome", "--missing", "--yes", command="submit")[:2] == (
+        0,
+        "1 of 1 missing jobs of emails.welcome submitted.\n",
+    )
+    away = "amqp://guest:guest@127.0.0.1:9//"
+    code, seen = doctor.codes(BROKER_URL=away)
+    assert (code, seen["broker.unreachable"]) == (2, "error")
+    assert "expected.missing" not in seen
+    away = "postgresql+psycopg2://nobody@127.0.0.1:9/none"
+    code, found = doctor.json(DATABASE_URL=away)
+    assert (code, found["database.unreachable"]["checked"]) == (2, False)
+    assert found["broker.untouched"]["severity"] == "info"  # what the other server can tell is told
+
+
+@on_rabbitmq
+def test_a_database_without_a_schema(empty_database_url: str, doctor: Doctor) -> None:
+    code, found = doctor.json(DATABASE_URL=empty_database_url)
+    assert (code, set(found)) == (1, {"database.schema"})

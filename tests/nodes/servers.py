@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import urllib.request
 from base64 import b64encode
@@ -144,13 +145,14 @@ class BrokerNode(ServerNode, CeleryTestBroker):
             return int(connection.default_channel.queue_purge(queue) or 0)
 
 
-def management(server: RabbitMQ, method: str, path: str) -> None:
-    """One call to RabbitMQ's management API. Raises `urllib.error.HTTPError`."""
+def management(server: RabbitMQ, method: str, path: str, body: Any = None) -> None:
+    """One call to RabbitMQ's management API, with a JSON body if there is one. Raises `urllib.error.HTTPError`."""
     parts = urlsplit(server.management_url)
     credentials = b64encode(f"{parts.username}:{parts.password}".encode()).decode()
     request = urllib.request.Request(
         f"http://{parts.hostname}:{parts.port}/api/{path}",
         method=method,
+        data=None if body is None else json.dumps(body).encode(),
         headers={"Authorization": f"Basic {credentials}", "Content-Type": "application/json"},
     )
     urllib.request.urlopen(request, timeout=API_TIMEOUT_S).close()  # noqa: S310  the scheme is fixed
