@@ -27,14 +27,16 @@ SELECT count(*), min(job_id::text) FROM jobs JOIN workers USING (worker_id)
 """
 UNKNOWN_TO_THE_LIVE = """
 WITH live AS (
-    SELECT knows FROM workers WHERE stopped_at IS NULL AND lost_at IS NULL AND lease_until > clock_timestamp()
+    SELECT knows, queues FROM workers WHERE stopped_at IS NULL AND lost_at IS NULL AND lease_until > clock_timestamp()
 ), waiting AS (
-    SELECT type, schema_version, count(*) AS jobs, min(parked_at) AS parked_at FROM jobs
-     WHERE state IN ('queued', 'retry_wait') GROUP BY type, schema_version
+    SELECT type, schema_version, queue, count(*) AS jobs, min(parked_at) AS parked_at FROM jobs
+     WHERE state IN ('queued', 'retry_wait') GROUP BY type, schema_version, queue
 )
-SELECT type, schema_version, jobs, extract(epoch FROM clock_timestamp() - parked_at),
-       (SELECT count(*) FROM live WHERE knows @> to_jsonb(type || '@' || schema_version)), (SELECT count(*) FROM live)
-  FROM waiting ORDER BY type, schema_version
+SELECT type, schema_version, queue, jobs, extract(epoch FROM clock_timestamp() - parked_at),
+       (SELECT count(*) FROM live WHERE knows @> to_jsonb(type || '@' || schema_version)
+                                    AND (queues IS NULL OR queues @> to_jsonb(queue))),
+       (SELECT count(*) FROM live WHERE queues IS NULL OR queues @> to_jsonb(queue)), (SELECT count(*) FROM live)
+  FROM waiting ORDER BY type, schema_version, queue
 """
 AHEAD = """
 SELECT (SELECT count(*) FROM workers WHERE started_at > clock_timestamp() + interval '5 s')
@@ -78,19 +80,26 @@ def jobs_of_lost_workers(look: Look) -> Iterator[Finding]:
 
 
 def types_of_the_live(look: Look) -> Iterator[Finding]:
-    """Waiting types against what the live workers know: a deploy that is half done, or one that forgot a type."""
-    for name, version, jobs, parked_s, knowing, live in rows(look.connection, UNKNOWN_TO_THE_LIVE):
+    """Waiting types against what the live workers know and consume: a deploy that is half done, a forgotten queue."""
+    for name, version, queue, jobs, parked_s, knowing, consuming, live in rows(look.connection, UNKNOWN_TO_THE_LIVE):
         which = f"{name} version {version}"
-        if live and not knowing:
+        if live and not consuming:
+            what = f"{jobs} jobs of {which} wait in queue {queue}, and none of {live} live workers consumes it"
+            yield error("workers.queue_forgotten", what, f"celery -A tasks worker -Q {queue}")
+        elif live and not knowing:
             parked = f", parked for {lasted(parked_s)}" if parked_s is not None else ""
             yield error(
                 "workers.type_unknown",
-                f"{jobs} jobs of {which} wait and none of {live} live workers knows it{parked}; "
+                f"{jobs} jobs of {which} wait and none of {consuming} live workers of queue {queue} knows it{parked}; "
                 f"they are quarantined {lasted(look.settings.park_grace_s)} after they were parked",
                 "start workers whose code knows it",
             )
-        elif knowing < live:
-            yield info("workers.type_in_part", f"{knowing} of {live} live workers know {which}: is a deploy under way?")
+        elif knowing < consuming:
+            yield info(
+                "workers.type_in_part",
+                f"{knowing} of {consuming} live workers of queue {queue} know {which}: a deploy is under way",
+                "deadsure doctor --pre-deploy, with the code of the others",
+            )
 
 
 def clocks(look: Look) -> Iterator[Finding]:

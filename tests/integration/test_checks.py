@@ -143,6 +143,11 @@ BROKEN: dict[str, tuple[str, Severity, Callable[[Scene], object]]] = {
         Severity.ERROR,
         lambda scene: (scene.worker(), scene.job()),
     ),
+    "a queue that no live worker consumes": (
+        "workers.queue_forgotten",
+        Severity.ERROR,
+        lambda scene: (scene.worker(), scene.job(), rows(scene.eyes, """UPDATE workers SET queues = '["other"]'""")),
+    ),
     "the database's clock went back": (
         "clock.went_back",
         Severity.WARNING,
