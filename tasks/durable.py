@@ -48,7 +48,12 @@ class DurableTask(Task):
         if self.request.called_directly:
             raise UnsupportedOption(f"{self.name}: a durable task is not called directly; use .delay() or .submit()")
         job_type = find(self.name, self.request.get(VERSION))
-        return tell(attempt.run(seat(), delivery_of(self.request), job_type))
+        here = seat()
+        here.clock.deliver()
+        try:
+            return tell(attempt.run(here, delivery_of(self.request), job_type))
+        finally:
+            here.clock.end()
 
     def apply(self, *_args: Any, **_options: Any) -> Any:
         """Refused: without a worker there is no lease. For tests set `task_always_eager` and use `.delay()`."""

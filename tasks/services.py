@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+import billiard
 from kombu import Connection
 from psycopg2.extensions import connection as PgConnection
 
@@ -16,6 +17,7 @@ from app.errors import ConfigurationError
 from app.job_types import queues
 from app.journal import JournalWriter
 from app.lease import Keeper
+from app.limit_clock import LimitClocks
 from app.metrics.endpoint import Endpoint
 from app.seat import Seat
 from app.settings import Settings, settings
@@ -33,6 +35,7 @@ class Services:
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
+        self.clocks = LimitClocks()
         self.leaving = False
         self.journal = JournalWriter(settings().need_database())
         self.settler = Settler(settings().need_database())
@@ -155,7 +158,8 @@ def seat() -> Seat:
     """This process' (and thread's) place in the worker."""
     found: Seat | None = getattr(_seats, "seat", None)
     if found is None or found.pid != os.getpid():
-        found = Seat(services().keeper.shared, settings().need_database())
+        clock = services().clocks.child(getattr(billiard.current_process(), "index", -1), os.getpid())
+        found = Seat(services().keeper.shared, settings().need_database(), clock)
         _seats.seat = found
         take_signals(found.lease)
     return found
