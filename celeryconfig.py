@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from celery.schedules import crontab
+
 from app.settings import settings
 from tasks.topology import EXCHANGE, WORK_QUEUE, task_queues
 
@@ -37,7 +39,13 @@ control_queue_exclusive = event_queue_exclusive = False
 control_queue_durable = event_queue_durable = True
 
 beat_scheduler = "tasks.beat:DurableScheduler"  # one job per tick, whatever the number of beats
-beat_schedule: dict[str, Any] = {}
+beat_schedule: dict[str, Any] = {
+    "prune": {
+        "task": "deadsure.prune",
+        "schedule": crontab(minute=17, hour=3),  # once a day; what it does not finish is the next day's
+        "options": {"expires": 20 * 3600},  # workers that were away for days need not prune twice
+    },
+}
 
 broker_connection_retry_on_startup = True
 broker_connection_max_retries = None  # an outage of the broker is waited for, however long

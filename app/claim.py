@@ -93,6 +93,7 @@ SELECT jobs.state::text, coalesce(not_before > clock_timestamp(), false),
        coalesce(expires_at <= clock_timestamp(), false)
   FROM jobs WHERE jobs.job_id = %(job_id)s
 """
+PRUNED = "SELECT 1 FROM job_tombstones WHERE job_id = %(job_id)s"
 RECEIVED = """
 INSERT INTO job_events (job_id, event, copy, delivery_tag, redelivered, worker_id, reason)
 VALUES (%(job_id)s, 'received', %(copy)s, %(delivery_tag)s, %(redelivered)s, %(worker_id)s, %(reason)s)
@@ -194,7 +195,9 @@ def look(connection: PgConnection, delivery: Delivery, worker_id: UUID) -> Refus
     """Why the claim gave nothing. LOCKED also covers a job that became free meanwhile: try again."""
     row = one(connection, LOOK, parameters(delivery, worker_id, 0))
     if row is None:
-        return Refusal.UNKNOWN
+        # A late copy of a job that ended and was pruned since is acknowledged, like any other late copy.
+        pruned = one(connection, PRUNED, parameters(delivery, worker_id, 0))
+        return Refusal.UNKNOWN if pruned is None else Refusal.FINISHED
     state, early, untraced, lease, expired = row
     if state in TERMINAL:
         return Refusal.FINISHED

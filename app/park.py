@@ -64,9 +64,11 @@ WITH job AS (
 SELECT 1 FROM job
 """
 # The journal names no attempt here: `quarantine` with one is the attempt's own word that it has ended (app.effects).
-# As at the claim: without a job, or with a quarantined one whose dead letter is to come, the delivery is rejected.
+# As at the claim: without a job (a pruned one has a tombstone), or with a quarantined one whose dead letter is to come,
+# the delivery is rejected.
 REJECT = """
-SELECT NOT EXISTS (SELECT FROM jobs WHERE job_id = %(job_id)s) OR EXISTS (
+SELECT NOT EXISTS (SELECT FROM jobs WHERE job_id = %(job_id)s
+                   UNION ALL SELECT FROM job_tombstones WHERE job_id = %(job_id)s) OR EXISTS (
     SELECT FROM jobs JOIN outbox debt USING (job_id)
      WHERE job_id = %(job_id)s AND state = 'quarantined' AND jobs.episode = %(episode)s
        AND kind = 'trace' AND debt.episode = jobs.episode)

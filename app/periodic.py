@@ -23,7 +23,7 @@ from psycopg2.errors import DivisionByZero
 from psycopg2.extensions import connection as PgConnection
 
 from app.job_types import JobType
-from app.submit import BULK_ROWS, CHANNEL, INSERT, NewJob, parameters, prepare
+from app.submit import BULK_ROWS, CHANNEL, INSERT, TAKEN, NewJob, parameters, prepare
 from app.ticks import Ticks
 from db.session import one, rows
 
@@ -55,6 +55,7 @@ SELECT 1 / count(*) FROM moved
 SUBMIT = f"""
 BEGIN;
 {MOVE};
+{TAKEN};
 {INSERT} SELECT set_config('deadsure.created', (SELECT count(*) FROM job)::text, false);
 COMMIT;
 SELECT current_setting('deadsure.created'), pg_notify('{CHANNEL}', '')

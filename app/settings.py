@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from app.ages import Age
 from app.errors import ConfigurationError
 from db.session import DatabaseUrlError, check_url
 
@@ -40,7 +41,7 @@ class Settings:
     redis_url: str = setting("REDIS_URL", "", "Redis/Valkey beside RabbitMQ, for your own use")
     smtp_url: str = setting("SMTP_URL", "", "mail server: smtp://, smtp+starttls:// or smtps://user:password@host:port")
     payments_url: str = setting("PAYMENTS_URL", "", "payment service: https://user:password@host/path")
-    reports_dir: Path = setting("REPORTS_DIR", DEFAULT_REPORTS_DIR, "where reports are written")  # noqa: RUF009  # a dataclass field
+    reports_dir: Path = setting("REPORTS_DIR", DEFAULT_REPORTS_DIR, "where reports are written")
     lease_s: float = setting("DEADSURE_LEASE_S", 30.0, "length of a worker's lease")
     lease_renew_s: float = setting("DEADSURE_LEASE_RENEW_S", 5.0, "gap between renewals")
     sweep_s: float = setting("DEADSURE_SWEEP_S", 1.0, "gap between two looks for dead workers")
@@ -79,6 +80,31 @@ class Settings:
     metrics_refresh_s: float = setting(
         "DEADSURE_METRICS_REFRESH_S", 5.0, "how old the database's figures may be in a scrape"
     )
+    retention_succeeded: Age = setting(
+        "DEADSURE_RETENTION_SUCCEEDED", Age("30d"), "how long `deadsure prune` keeps succeeded jobs"
+    )
+    retention_cancelled: Age = setting(
+        "DEADSURE_RETENTION_CANCELLED", Age("30d"), "how long `deadsure prune` keeps cancelled jobs"
+    )
+    retention_journal: Age = setting(
+        "DEADSURE_RETENTION_JOURNAL", Age("30d"), "how long it keeps journal rows whose job is gone"
+    )
+    retention_dead_letters: Age = setting(
+        "DEADSURE_RETENTION_DEAD_LETTERS", Age("90d"), "how long it keeps dead letters of jobs that have ended"
+    )
+    retention_replay_runs: Age = setting(
+        "DEADSURE_RETENTION_REPLAY_RUNS", Age("90d"), "how long it keeps the records of replays in stages"
+    )
+    retention_batches: Age = setting(
+        "DEADSURE_RETENTION_BATCHES", Age("90d"), "how long it keeps ended batches whose jobs are gone"
+    )
+    retention_workers: Age = setting("DEADSURE_RETENTION_WORKERS", Age("7d"), "how long it keeps workers that are gone")
+    retention_tombstones: Age = setting(
+        "DEADSURE_RETENTION_TOMBSTONES", Age("never"), "how long the key of a pruned job stays taken"
+    )
+    retention_keyless: Age = setting(
+        "DEADSURE_RETENTION_KEYLESS", Age("30d"), "how long a pruned job without a key still answers for its id"
+    )
     log: str = setting("DEADSURE_LOG", "auto", "json, console, or auto (console on a terminal)")
     log_level: str = setting("DEADSURE_LOG_LEVEL", "INFO", "least level that is logged")
 
@@ -89,7 +115,7 @@ class Settings:
                 if value is not None and value not in PORTS:
                     raise ConfigurationError(f"DEADSURE_METRICS_PORT={value}: write a port, 0 to 65535")
                 continue
-            if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < math.inf:
+            if isinstance(value, int | float) and not isinstance(value, bool | Age) and not 0 < value < math.inf:
                 raise ConfigurationError(f"{entry.metadata['name']}={value}: must be a number above 0")
         if self.lease_renew_s * 3 > self.lease_s:
             raise ConfigurationError(
@@ -157,7 +183,8 @@ def read(environ: Mapping[str, str]) -> Settings:
         try:
             values[entry.name] = convert(text, entry.metadata["kind"])
         except ValueError as error:
-            raise ConfigurationError(f"{name}={text!r} is no {entry.metadata['kind'].__name__}") from error
+            kind = entry.metadata["kind"]
+            raise ConfigurationError(f"{name}={text!r} is no {getattr(kind, 'EXPECTED', kind.__name__)}") from error
     return Settings(**values)
 
 

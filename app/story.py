@@ -53,6 +53,8 @@ EVENT_COLUMNS = (
     "reason",
 )
 EVENTS = f"SELECT {', '.join(EVENT_COLUMNS)} FROM job_events WHERE job_id = %s ORDER BY at, event_id"
+STONE_COLUMNS = ("job_id", "type", "state", "result_key", "pruned_at")
+STONE = f"SELECT {', '.join(STONE_COLUMNS)} FROM job_tombstones WHERE job_id = %s"
 LIST_COLUMNS = ("job_id", "type", "state", "attempt", "created_at", "changed_at", "cause")
 LIST = f"""
 SELECT {", ".join(LIST_COLUMNS)} FROM jobs
@@ -62,16 +64,25 @@ SELECT {", ".join(LIST_COLUMNS)} FROM jobs
 
 
 def show(connection: PgConnection, job_id: UUID) -> dict[str, Any] | None:
-    """The job's row, its debt (None when it is paid) and its journal, oldest first; None when there is no such job."""
+    """The job's row, its debt (None when it is paid) and its journal, oldest first; None when there is no such job.
+
+    Of a pruned job only its tombstone: `pruned_at` says so, and there is neither debt nor journal.
+    """
     found = rows(connection, JOB, (str(job_id),))
     if not found:
-        return None
+        return pruned(connection, job_id)
     debt = rows(connection, DEBT, (str(job_id),))
     return {
         **dict(zip(JOB_COLUMNS, found[0], strict=True)),
         "debt": dict(zip(DEBT_COLUMNS, debt[0], strict=True)) if debt else None,
         "journal": [dict(zip(EVENT_COLUMNS, row, strict=True)) for row in rows(connection, EVENTS, (str(job_id),))],
     }
+
+
+def pruned(connection: PgConnection, job_id: UUID) -> dict[str, Any] | None:
+    """What is left of a pruned job; None when there never was one, or its tombstone is gone too."""
+    found = rows(connection, STONE, (str(job_id),))
+    return {**dict(zip(STONE_COLUMNS, found[0], strict=True)), "debt": None, "journal": []} if found else None
 
 
 def list_jobs(

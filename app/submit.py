@@ -72,6 +72,11 @@ WITH job AS (
 )
 """
 CREATED = INSERT + "SELECT job_id::text FROM job"
+# The race: the INSERT looked for a tombstone just before `deadsure prune` committed it, meets the row that is being
+# deleted, waits for that commit, and then finds nothing in its way: the key would run again. Whoever holds this lock is
+# not pruned, and who had to wait for it makes its INSERT look anew. An id of our own making cannot come twice.
+TAKEN = "SELECT FROM jobs WHERE job_id = ANY(%(job_ids)s::uuid[]) FOR KEY SHARE"
+OWN_ID_VERSION = 7
 PLANS = Plans("submit")
 INSERT_ALONE = PLANS.statement(
     "submit",
@@ -102,6 +107,11 @@ INSERT_ALONE = PLANS.statement(
 # is common to all databases until its commit is done, so it must not wait for the job's fsync.
 ALONE = PLANS.message(
     f"BEGIN; {{insert}}; COMMIT; SELECT current_setting('deadsure.created'), pg_notify('{CHANNEL}', '')",
+    insert=INSERT_ALONE,
+)
+ALONE_KEYED = PLANS.message(
+    f"BEGIN; {{taken}}; {{insert}}; COMMIT; SELECT current_setting('deadsure.created'), pg_notify('{CHANNEL}', '')",
+    taken=PLANS.statement("taken", TAKEN, job_ids="text[]"),
     insert=INSERT_ALONE,
 )
 NOTIFY = f"SELECT pg_notify('{CHANNEL}', '')"
@@ -142,6 +152,11 @@ class NewJob:
     trace_context: str | None = None
     parent_id: uuid.UUID | None = None
     batch_id: uuid.UUID | None = None
+
+    @property
+    def may_be_taken(self) -> bool:
+        """Whether somebody may have used this id before: it is a key's, or the caller's own."""
+        return self.key is not None or self.job_id.version != OWN_ID_VERSION
 
     def terms(self) -> tuple[Any, ...]:
         """What jobs of one INSERT must have in common."""
@@ -272,7 +287,7 @@ def alone(job: NewJob) -> Submitted:
     """
 
     def write(connection: PgConnection) -> Submitted:
-        row = one(connection, ALONE, parameters([job]))
+        row = one(connection, ALONE_KEYED if job.may_be_taken else ALONE, parameters([job]))
         if row and row[0] == "1":
             return Submitted(job.job_id, created=True, state=State.QUEUED)
         return settle(job, existing(partial(rows, connection), [job]))
@@ -287,7 +302,8 @@ def within(run: Run, jobs: Sequence[NewJob]) -> list[Submitted]:
     """
     answers: dict[str, Submitted] = {}
     for page in pages(jobs):
-        created = {row[0] for row in run(CREATED, parameters(page))}
+        sql = f"{TAKEN}; {CREATED}" if any(job.may_be_taken for job in page) else CREATED
+        created = {row[0] for row in run(sql, parameters(page))}
         found = existing(run, page) if len(created) < len(page) else {}
         for job in page:
             known = str(job.job_id)

@@ -319,7 +319,7 @@ class DeadLetter(Base):
 
 
 class JobTombstone(Base):
-    """What stays of a pruned job, so that its key stays taken."""
+    """What stays of a pruned job, so that its key stays taken; `keyed`: its id may be given again."""
 
     __tablename__ = "job_tombstones"
 
@@ -328,7 +328,10 @@ class JobTombstone(Base):
     state: Mapped[str]
     payload_digest: Mapped[bytes]
     result_key: Mapped[str | None]
+    keyed: Mapped[bool] = mapped_column(server_default=TRUE)
     pruned_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    __table_args__ = (Index("ix_job_tombstones_age", "keyed", "pruned_at"),)
 
 
 class JobAlias(Base):

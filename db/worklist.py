@@ -75,4 +75,4 @@ class ReplayRunJob(Base):
     stage: Mapped[int | None] = mapped_column(SmallInteger)
     outcome: Mapped[str | None]
 
-    __table_args__ = (PrimaryKeyConstraint("run_id", "job_id"),)
+    __table_args__ = (PrimaryKeyConstraint("run_id", "job_id"), Index("ix_replay_run_jobs_job", "job_id"))

@@ -6,8 +6,9 @@ from tasks import (
     monthly,
     payments,
     reports,
+    upkeep,
     worker,  # signals and bootsteps must be there before the job files
 )
 from tasks.application import app
 
-__all__ = ["app", "emails", "ledger", "monthly", "payments", "reports", "worker"]
+__all__ = ["app", "emails", "ledger", "monthly", "payments", "reports", "upkeep", "worker"]

@@ -10,6 +10,7 @@ import tasks
 from app.cli.batch import batch_group
 from app.cli.main import database, deadsure
 from app.cli.output import reporting_errors
+from app.cli.prune import prune
 from app.demo.command import demo
 from app.job_types import queues
 from app.journal import JournalWriter, configure_logging, log
@@ -73,5 +74,7 @@ deadsure.add_command(doctor)
 deadsure.add_command(diagnose_job)
 
 deadsure.add_command(periodic)
+
+deadsure.add_command(prune)
 
 __all__ = ["deadsure"]

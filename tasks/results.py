@@ -27,7 +27,7 @@ SELECT state::text, CASE WHEN state = 'running' AND progress_done IS NOT NULL
        cause, reason, finished_at, type
   FROM jobs JOIN asked USING (job_id)
 UNION ALL
-SELECT state, NULL, NULL, 'pruned', pruned_at, type FROM job_tombstones JOIN asked USING (job_id)
+SELECT state, NULL, 'pruned', 'its record was pruned', pruned_at, type FROM job_tombstones JOIN asked USING (job_id)
 """
 CELERY_STATES = {
     State.QUEUED: states.PENDING,

@@ -114,13 +114,16 @@ def show_job(job_id: UUID, as_json: bool) -> None:
         print_json(found)
         return
     journal, debt = found.pop("journal"), found.pop("debt")
+    if "pruned_at" in found:
+        click.echo(f"pruned on {found['pruned_at']:%Y-%m-%d}: only its end and its key are kept")
     print_fields({k: v for k, v in found.items() if v not in (None, "", False)})
     if debt:
         click.echo()
         print_fields({f"debt.{k}": v for k, v in debt.items()})
-    click.echo()
-    click.echo("journal (UTC)")
-    print_events(journal)
+    if journal:
+        click.echo()
+        click.echo("journal (UTC)")
+        print_events(journal)
 
 
 @deadsure.group("jobs")

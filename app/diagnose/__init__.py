@@ -52,6 +52,6 @@ def conclude(facts: Facts, job_id: str, state: str, cause: str, said: Said) -> D
 def batch_note(facts: Facts, cause: str) -> str:
     """That a batch waits for this job, where the cause does not say so already."""
     batch, job = facts.batch, facts.job
-    if batch is None or job is None or job.finished_at is not None or "batch" in cause:
+    if batch is None or not batch.open or job is None or job.finished_at is not None or "batch" in cause:
         return ""
     return "" if batch.coordinator_id == job.job_id else f" Batch {batch.batch_id} waits for it."

@@ -12,7 +12,7 @@ ACK_S = 1.0  # the journal's notes are written behind the acknowledgement
 def batch_waits_for_children(facts: Facts, job: JobRow) -> Said | None:
     """A coordinator that has done its part, and whose batch has not ended."""
     batch = facts.batch
-    if batch is None or batch.coordinator_id != job.job_id or batch.finished_at is not None:
+    if batch is None or batch.coordinator_id != job.job_id or not batch.open:
         return None
     ended = sum(batch.states.get(state, 0) for state in ("succeeded", "cancelled"))
     stuck = batch.states.get("quarantined", 0)

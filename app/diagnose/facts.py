@@ -162,19 +162,27 @@ class Batch:
     coordinator_id: UUID
     exhausted: bool
     finished_at: datetime | None
+    cancelled_at: datetime | None
     states: dict[str, int]
     blocking: tuple[UUID, ...]
+
+    @property
+    def open(self) -> bool:
+        """Whether it still waits for its children."""
+        return self.finished_at is None and self.cancelled_at is None
 
 
 @dataclass(frozen=True)
 class Fleet:
     """Who is alive. `versions`: of the job's type, as known to live workers.
 
-    `relays`, `sweepers`: (sessions, those that have looked lately). `busy`: sessions of handlers that were used lately.
-    None where sessions cannot be seen (a pooler).
+    `consuming`: those that take messages from the job's queue, or have not said yet what they take; `knowing`: those of
+    them that know the job's type and version. `relays`, `sweepers`: (sessions, those that have looked lately). `busy`:
+    sessions of handlers that were used lately. None where sessions cannot be seen (a pooler).
     """
 
     live: int
+    consuming: int
     knowing: int
     versions: tuple[str, ...]
     relays: tuple[int, int] | None

@@ -48,7 +48,7 @@ def quarantine_trace_missing(facts: Facts, job: JobRow) -> Said | None:
 def quarantined_blocks_batch(facts: Facts, job: JobRow) -> Said | None:
     """Its batch cannot end before somebody decides."""
     batch = facts.batch
-    if batch is None or batch.finished_at is not None or batch.coordinator_id == job.job_id:
+    if batch is None or not batch.open or batch.coordinator_id == job.job_id:
         return None
     blocked = batch.states.get("quarantined", 0)
     return Said(
@@ -63,7 +63,8 @@ def quarantined(facts: Facts, job: JobRow) -> Said | None:
     """It waits for a decision."""
     entry = present(facts, job)
     print_ = f", fingerprint {entry.fingerprint}" if entry else ""
-    again = f" for the {job.episode}. time" if job.episode > 1 else ""
+    alike = sum(other.fingerprint == entry.fingerprint for other in facts.entries) if entry else 0
+    again = f" again ({alike} of {job.episode} times with this fingerprint)" if job.episode > 1 else ""
     if job.cause == "unknown_type" and facts.fleet.knowing:
         return Said(
             f"Quarantined as unknown_type{again}; by now {job.versioned} is known to "

@@ -1,5 +1,8 @@
 """Reads what the database knows of one id, in a few short statements. Writes nothing, locks nothing.
 
+The race: the job is claimed after its row was read and before its debt is, and looks like one that nobody owes a
+message. So all of it is read in one snapshot.
+
 Behind a pooler sessions cannot be told apart, so nothing is concluded from them. The row lock of an atomic job at work
 is seen from outside: the transaction that locked the row is in `pg_locks`, and its session names the worker.
 """
@@ -13,6 +16,7 @@ from uuid import UUID
 
 from psycopg2.extensions import connection as PgConnection
 
+from app.batch_story import CHILD, counts
 from app.diagnose.attempts import winner
 from app.diagnose.facts import (
     Action,
@@ -78,21 +82,20 @@ SELECT {", ".join(f.name for f in fields(Letter))} FROM dead_letters
  WHERE job_id = %(id)s OR headers ->> 'id' = %(id)s ORDER BY dead_letter_id DESC LIMIT %(letters)s
 """
 BATCH = """
-SELECT batch_id, coordinator_id, exhausted, finished_at FROM batches
+SELECT batch_id, coordinator_id, exhausted, finished_at, cancelled_at FROM batches
  WHERE batch_id = %(batch)s OR coordinator_id = %(id)s ORDER BY coordinator_id = %(id)s DESC LIMIT 1
 """
-STATES = "SELECT state::text, count(*) FROM jobs WHERE batch_id = %(batch)s GROUP BY 1"
-BLOCKED = """
-SELECT job_id::text FROM jobs WHERE batch_id = %(batch)s AND state = 'quarantined'
- ORDER BY created_at LIMIT %(blocking)s
+BLOCKED = f"""
+SELECT job_id::text FROM ({CHILD.format(states="('quarantined')")}) AS child ORDER BY changed_at LIMIT %(blocking)s
 """
 LIVE = f"""
 FROM workers WHERE stopped_at IS NULL AND lost_at IS NULL AND lease_until > clock_timestamp()
                    AND NOT ({SESSION_IS_GONE})
 """
+CONSUMES = "(queues IS NULL OR queues @> to_jsonb(%(queue)s::text))"
 FLEET = f"""
-SELECT (SELECT count(*) {LIVE}), (SELECT count(*) {LIVE} AND pooled),
-       (SELECT count(*) {LIVE} AND knows @> to_jsonb(%(versioned)s::text)),
+SELECT (SELECT count(*) {LIVE}), (SELECT count(*) {LIVE} AND pooled), (SELECT count(*) {LIVE} AND {CONSUMES}),
+       (SELECT count(*) {LIVE} AND {CONSUMES} AND knows @> to_jsonb(%(versioned)s::text)),
        ARRAY(SELECT DISTINCT known FROM (SELECT jsonb_array_elements_text(knows) AS known {LIVE}) AS all_known
               WHERE split_part(known, '@', 1) = split_part(%(versioned)s, '@', 1) ORDER BY known)
 """
@@ -116,18 +119,24 @@ NAMES = """
 SELECT 'batch' FROM batches WHERE batch_id = %(id)s UNION ALL SELECT 'worker' FROM workers WHERE worker_id = %(id)s
 """
 NOW = "SELECT clock_timestamp()"
+SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 def read(connection: PgConnection, asked: UUID, settings: Settings, broker: Broker | None = None) -> Facts:
     """Everything that the database knows of `asked`: a job, an alias of one, or what else it may be."""
-    found = one(connection, FIND, {"id": str(asked)})
-    return (
-        of_job(connection, asked, UUID(found[0]), settings, broker) if found else of_other(connection, asked, settings)
-    )
+    rows(connection, SNAPSHOT)
+    try:
+        found = one(connection, FIND, {"id": str(asked)})
+        if found is None:
+            return of_other(connection, asked, settings)
+        return of_job(connection, asked, UUID(found[0]), settings, broker)
+    finally:
+        if not connection.closed:
+            rows(connection, "ROLLBACK")
 
 
 def of_job(connection: PgConnection, asked: UUID, job_id: UUID, settings: Settings, broker: Broker | None) -> Facts:
-    """The facts of a job; the row is read first, what belongs to it a moment later."""
+    """The facts of a job."""
     values: dict[str, Any] = {
         "id": str(job_id),
         "events": EVENTS_LIMIT,
@@ -135,7 +144,7 @@ def of_job(connection: PgConnection, asked: UUID, job_id: UUID, settings: Settin
         "ahead": AHEAD_LIMIT,
     }
     row = record(connection, JOB, values)
-    assert row is not None, f"{job_id} was there a moment ago"
+    assert row is not None  # found in this snapshot
     now: datetime = row.pop("now")
     job = JobRow(**ids(row))
     held = record(connection, HELD, values)
@@ -149,7 +158,7 @@ def of_job(connection: PgConnection, asked: UUID, job_id: UUID, settings: Settin
         asked=asked,
         now=now,
         settings=settings,
-        fleet=fleet(connection, job.versioned, settings),
+        fleet=fleet(connection, job.versioned, job.queue, settings),
         job=job,
         debt=debts[0] if debts else None,
         owner=Owner(**ids(owner)) if owner else None,
@@ -175,7 +184,7 @@ def of_other(connection: PgConnection, asked: UUID, settings: Settings) -> Facts
         asked=asked,
         now=now[0],
         settings=settings,
-        fleet=fleet(connection, "", settings),
+        fleet=fleet(connection, "", "", settings),
         events=tuple(reversed(records(connection, EVENTS, values, Event))),
         letters=tuple(reversed(records(connection, FOREIGN_LETTERS, values, Letter))),
         tombstone=record(connection, TOMBSTONE, values),
@@ -190,17 +199,18 @@ def queue_of(connection: PgConnection, asked: UUID) -> str | None:
     return row[0] if row else None
 
 
-def fleet(connection: PgConnection, versioned: str, settings: Settings) -> Fleet:
+def fleet(connection: PgConnection, versioned: str, queue: str, settings: Settings) -> Fleet:
     """Who is alive; a session that has not looked for a while (a frozen process) does not count as looking."""
-    counted = one(connection, FLEET, {"versioned": versioned})
+    counted = one(connection, FLEET, {"versioned": versioned, "queue": queue})
     assert counted is not None
-    live, pooled, knowing, versions = counted
+    live, pooled, consuming, knowing, versions = counted
     fresh_s = 3 * max(settings.poll_s, settings.sweep_s) + 2
     seen = {name: (count, fresh) for name, count, fresh in rows(connection, SESSIONS, {"fresh_s": fresh_s})}
     # A role without pg_read_all_stats does not see other roles' sessions: then live workers seem to have no keeper.
     visible = not pooled and not settings.pooled and (not live or "keeper" in seen)
     return Fleet(
         live=live,
+        consuming=consuming,
         knowing=knowing,
         versions=tuple(versions),
         relays=seen.get("relay", (0, 0)) if visible else None,
@@ -215,11 +225,14 @@ def batch(connection: PgConnection, job: JobRow) -> Batch | None:
     batch_id = UUID(str(row["batch_id"])) if row else job.batch_id
     if batch_id is None:
         return None
-    values = {"batch": str(batch_id), "blocking": BLOCKING}
-    counts: dict[str, int] = dict(rows(connection, STATES, values))
+    values = {"batch_id": str(batch_id), "blocking": BLOCKING}
     blocked = tuple(UUID(found[0]) for found in rows(connection, BLOCKED, values))
-    known = ids(row) if row else {"coordinator_id": UUID(int=0), "exhausted": True, "finished_at": None}
-    return Batch(**{**known, "batch_id": batch_id}, states=counts, blocking=blocked)
+    gone = {"coordinator_id": batch_id, "exhausted": True, "finished_at": None, "cancelled_at": None}
+    return Batch(
+        **{**(ids(row) if row else gone), "batch_id": batch_id},
+        states=dict(counts(connection, batch_id)),
+        blocking=blocked,
+    )
 
 
 def record(connection: PgConnection, sql: str, values: dict[str, Any]) -> dict[str, Any] | None:

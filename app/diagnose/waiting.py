@@ -41,8 +41,9 @@ def parked_unknown_version(facts: Facts, job: JobRow) -> Said | None:
     left_s = facts.settings.park_grace_s - facts.age_s(job.parked_at)
     then = f"in {span(left_s)}" if left_s > 0 else "at the next delivery"
     return Said(
-        f"None of the {many(facts.fleet.live, 'live worker')} knows {job.versioned} (they know {known}); parked since "
-        f"{moment(job.parked_at)}, quarantined as unknown_type {then}. Start a worker whose code knows it.",
+        f"Of {many(facts.fleet.consuming, 'live consumer')} of the queue {job.queue!r} none knows {job.versioned} "
+        f"(live workers know {known}); parked since {moment(job.parked_at)}, quarantined as unknown_type {then}. Start "
+        "a worker whose code knows it.",
         "deadsure doctor --pre-deploy",
     )
 
@@ -84,26 +85,22 @@ def waiting_no_worker(facts: Facts, job: JobRow) -> Said | None:
 def waiting_no_consumer(facts: Facts, job: JobRow) -> Said | None:
     """Workers live, and none takes messages from this queue."""
     broker = facts.broker
-    if not facts.due or broker is None:
+    if not facts.due or broker is None or (broker.consumers != 0 and facts.fleet.consuming):
         return None
-    # Redis/Valkey does not tell who consumes; that nobody works while messages wait does.
-    if broker.consumers != 0 and not (broker.consumers is None and facts.untouched):
-        return None
-    seen = "it has no consumer" if broker.consumers == 0 else "nothing of it runs"
     missing = " The queue is not declared." if broker.exists is False else ""
     return Said(
-        f"Live workers: {facts.fleet.live}, but none consumes the queue {job.queue!r}: {seen}, and "
-        f"{many(broker.ready or 0, 'message')} in it.{missing} Workers started with -Q take only the queues named.",
+        f"Live workers: {facts.fleet.live}, but none consumes the queue {job.queue!r} with its "
+        f"{many(broker.ready or 0, 'message')}.{missing} Workers started with -Q take only the queues named.",
         f"celery -A tasks worker -Q {job.queue}",
     )
 
 
 def consumers_take_nothing(facts: Facts, job: JobRow) -> Said | None:
     """Workers are connected and alive by their lease, and do not take messages."""
-    if not facts.due or not facts.broker or not facts.broker.consumers or not facts.untouched:
+    if not facts.due or not facts.broker or not facts.untouched:
         return None
     return Said(
-        f"The queue {job.queue!r} has {many(facts.broker.consumers, 'consumer')} and "
+        f"The queue {job.queue!r} has {many(facts.broker.consumers or facts.fleet.consuming, 'consumer')} and "
         f"{many(facts.broker.ready or 0, 'message')}, and nothing runs: a worker is frozen, or holds its deliveries "
         "while it cannot reach the database.",
         "celery -A tasks inspect ping",

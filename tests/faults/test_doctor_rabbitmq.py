@@ -128,7 +128,7 @@ def ward(shared: Ward, monkeypatch: pytest.MonkeyPatch) -> Ward:
 @pytest.fixture
 def jobs(ward: Ward) -> Any:
     """`tests.faults.jobs`, imported when the environment is there."""
-    assert ward
+    assert isinstance(ward, Ward)
     import tests.faults.jobs  # noqa: PLC0415
 
     return tests.faults.jobs

@@ -391,7 +391,7 @@ def test_monthly_orders_one_report_for_each_active_account_and_sums_up(
     from tasks import app  # noqa: PLC0415
     from tasks.monthly import monthly_reports  # noqa: PLC0415
 
-    assert batches
+    assert isinstance(batches, Batches)
     monkeypatch.setenv("REPORTS_DIR", str(tmp_path))
     app_settings.settings.cache_clear()
     monkeypatch.setitem(app.conf, "task_always_eager", value=True)

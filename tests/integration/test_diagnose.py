@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app import cancel, finish, sweep
-from app.diagnose import diagnose
+from app.diagnose import diagnose, reading
 from app.diagnose.facts import Broker
 from app.diagnose.reading import read
 from app.diagnose.words import Diagnosis
@@ -71,13 +71,25 @@ def test_an_atomic_job_at_work_is_seen_from_outside_though_its_row_says_queued(s
     assert ask(scene, holder.claimed.job_id).cause != "owner_frozen"
 
 
-def test_reading_takes_no_lock_that_a_claim_would_stumble_over(scene: Scene) -> None:
-    job_id = scene.job()
-    reader = scene.connect()
-    rows(reader, "BEGIN")
-    read(reader, job_id, settings())
-    assert scene.claimed(scene.worker(), job_id).claimed.attempt == 1
-    rows(reader, "ROLLBACK")
+def test_a_claim_in_the_middle_of_the_reading_neither_waits_nor_shows_by_half(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, worker, record = scene.job(), scene.worker(), reading.record
+
+    def claimed_behind_it(connection: Any, sql: str, values: dict[str, Any]) -> dict[str, Any] | None:
+        found = record(connection, sql, values)
+        if sql is reading.JOB:
+            assert scene.claimed(worker, job_id).claimed.attempt == 1
+        return found
+
+    put(scene, "UPDATE jobs SET changed_at = clock_timestamp() - interval '1 min' WHERE job_id = %s", job_id)
+    reader = scene.connect()  # the claim comes by another session
+    monkeypatch.setattr(reading, "record", claimed_behind_it)
+    assert diagnose(read(reader, job_id, settings(), UP)).cause == "waiting_for_delivery"
+    monkeypatch.undo()
+    assert scene.state(job_id) == "running"
+    with scene.holding(job_id):
+        assert ask(scene, job_id).cause == "running", "a locked row is read all the same"
 
 
 def test_owner_without_a_row_and_owner_that_nobody_sweeps(scene: Scene) -> None:
@@ -116,7 +128,12 @@ def test_quarantined_jobs_their_batch_and_their_coordinator(scene: Scene) -> Non
     found = ask(scene, coordinator.claimed.job_id)
     assert (found.wrong, found.next) == (True, f"deadsure batch show {batch_id}")
     assert str(child) in found.explanation
-    put(scene, "UPDATE batches SET finished_at = clock_timestamp() WHERE batch_id = %s", batch_id)
+    put(
+        scene,
+        "UPDATE batches SET cancelled_at = clock_timestamp(), cancelled_by = 'ada', cancel_reason = 'r'"
+        " WHERE batch_id = %s",
+        batch_id,
+    )
     assert ask(scene, child).cause == "quarantined"
 
 

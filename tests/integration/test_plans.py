@@ -9,6 +9,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -39,7 +40,13 @@ from app import (
     submit,
     sweep,
 )
+from app.ages import Age
 from app.metrics import figures
+from app.retention import jobs as old_jobs
+from app.retention import rest as old_rest
+from app.retention.archive import JOBS as EXPORTED
+from app.retention.policy import Retention
+from app.retention.prune import PAGE_ROWS
 from app.stack import Postgres
 from app.states import State
 from db.prepared import PlanningConnection, Prepared
@@ -371,6 +378,55 @@ def test_submit_reads_no_whole_table(million: PgConnection, count: int) -> None:
     }
     assert explain(million, submit.CREATED, values).whole == set()
     assert explain(million, submit.EXISTING, values).whole == set()
+    assert explain(million, submit.TAKEN, values).whole == set()
+
+
+@pytest.fixture(scope="module")
+def pruning(million: PgConnection) -> dict[str, Any]:
+    """The parameters of `deadsure prune` half way through the million."""
+    retention = Retention(**{name: Age("1d") for name in Retention.__dataclass_fields__})
+    return {
+        **old_jobs.given(retention, old_jobs.clock(million)),
+        "after_time": old_jobs.clock(million) - timedelta(seconds=JOBS / 2),
+        "after_id": A_JOB,
+        "after": A_JOB,
+        "page": PAGE_ROWS,
+        "ids": [str(uuid.UUID(int=n)) for n in range(PAGE_ROWS)],
+    }
+
+
+PRUNE = {
+    "page": old_jobs.PAGE,
+    "lock": old_jobs.LOCK,
+    "judge again": old_jobs.AGAIN,
+    "bury": old_jobs.BURY,
+    "export": EXPORTED,
+    "orphans": old_rest.ORPHANS,
+    "forget": old_rest.FORGET,
+    **{kind.name: kind.delete for kind in old_rest.KINDS},
+}
+
+
+@pytest.mark.parametrize("name", PRUNE)
+def test_a_page_of_the_retention_reads_no_whole_table(
+    million: PgConnection, pruning: dict[str, Any], name: str
+) -> None:
+    assert explain(million, PRUNE[name], pruning).whole == set()
+
+
+@pytest.mark.parametrize("begin", ["first", "middle", "end"])
+def test_a_page_of_old_jobs_comes_quickly_from_the_index_on_their_submit(
+    million: PgConnection, pruning: dict[str, Any], begin: str
+) -> None:
+    places = {"first": old_jobs.FIRST[0], "middle": pruning["after_time"], "end": pruning["now"]}
+    values = {**pruning, "after_time": places[begin]}
+    assert "ix_jobs_created" in explain(million, old_jobs.PAGE, values).indexes
+    rows(million, "SET statement_timeout = '1s'")
+    try:
+        found = rows(million, old_jobs.PAGE, values)
+    finally:
+        rows(million, "RESET statement_timeout")
+    assert len(found) == (0 if begin == "end" else PAGE_ROWS)
 
 
 @pytest.mark.parametrize("sql", [story.JOB, story.DEBT, story.EVENTS], ids=["job", "debt", "events"])

@@ -50,7 +50,7 @@ def cli(scene: Scene, jobs: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
         assert HUSH not in done.output
         return done
 
-    assert scene
+    assert scene.url
     return run
 
 

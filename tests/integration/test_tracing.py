@@ -154,7 +154,7 @@ def test_it_works_without_opentelemetry(
 def test_a_span_goes_with_jobs_of_the_callers_transaction(
     scene: Scene, traced: Any, exporter: InMemorySpanExporter
 ) -> None:
-    assert exporter
+    assert exporter is not None
     with Session(session.engine(scene.url)) as business, request_span() as submitter:
         one = traced.traced.submit(business)
         many = traced.traced.submit_many(business, [{}, {}])

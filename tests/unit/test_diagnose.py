@@ -16,7 +16,7 @@ from app.settings import Settings
 
 NOW = datetime(2026, 10, 1, 12, tzinfo=UTC)
 JOB_ID, WORKER_ID, BATCH_ID = UUID(int=1), UUID(int=2), UUID(int=3)
-LIVE = Fleet(live=2, knowing=2, versions=("a.b@1",), relays=(1, 1), sweepers=(1, 1), busy=1)
+LIVE = Fleet(live=2, consuming=2, knowing=2, versions=("a.b@1",), relays=(1, 1), sweepers=(1, 1), busy=1)
 POOLED = replace(LIVE, relays=None, sweepers=None, busy=None)
 CALM = Broker("rabbitmq", reachable=True, exists=True, ready=0, consumers=2, unacknowledged=1)
 README = Path(__file__).parents[2] / "README.md"
@@ -90,6 +90,11 @@ CASES: dict[str, tuple[str, bool, Facts]] = {
     ),
     "handlers at work": ("waiting_backlog", False, facts(QUEUED, broker=READY, debt=debt())),
     "broker not asked": ("waiting_for_delivery", False, facts(QUEUED, broker=None, debt=debt())),
+    "workers of other queues": (
+        "waiting_no_consumer",
+        True,
+        facts(QUEUED, fleet=replace(LIVE, consuming=0), broker=replace(CALM, consumers=None), debt=debt()),
+    ),
     "queue gone": (
         "waiting_no_consumer",
         True,
@@ -144,8 +149,15 @@ CASES: dict[str, tuple[str, bool, Facts]] = {
         "quarantined_blocks_batch",
         True,
         facts(
-            QUARANTINED, entries=(ENTRY,), batch=Batch(BATCH_ID, WORKER_ID, True, None, {"quarantined": 1}, (JOB_ID,))
+            QUARANTINED,
+            entries=(ENTRY,),
+            batch=Batch(BATCH_ID, WORKER_ID, True, None, None, {"quarantined": 1}, (JOB_ID,)),
         ),
+    ),
+    "batch cancelled": (
+        "quarantined",
+        True,
+        facts(QUARANTINED, entries=(ENTRY,), batch=Batch(BATCH_ID, WORKER_ID, True, None, ago(9), {}, ())),
     ),
     "acknowledged": ("succeeded", False, facts(DONE, events=(SUCCEED, ACK), owner=owner())),
     "not acknowledged": ("succeeded_not_acked", False, facts(DONE, events=(SUCCEED,), owner=owner(session=False))),
@@ -174,6 +186,8 @@ def test_explanations_that_depend_on_more_than_their_cause() -> None:
         diagnose(CASES["known again"][2]).next
         == f"deadsure quarantine replay {JOB_ID} --reason 'its type is known now'"
     )
+    twice = facts(replace(QUARANTINED, episode=2), entries=(ENTRY, replace(ENTRY, episode=2)))
+    assert "again (2 of 2 times with this fingerprint)" in diagnose(twice).explanation
     assert "no sweeper is alive" not in said("over, pooled"), "where sessions cannot be seen nobody is missed"
     lost_note = facts(DONE, events=(SUCCEED,), owner=owner(), broker=replace(CALM, unacknowledged=0))
     assert "only the note was lost" in diagnose(lost_note).explanation

@@ -21,6 +21,7 @@ def upgrade() -> None:
     periodic()
     parked()
     batches()
+    retention()
     with op.get_context().autocommit_block():
         op.create_index(
             "ix_jobs_batch",
@@ -200,6 +201,12 @@ def batches() -> None:
     op.create_index(op.f("ix_monthly_summaries_job_id"), "monthly_summaries", ["job_id"])
 
 
+def retention() -> None:
+    op.add_column("job_tombstones", sa.Column("keyed", sa.Boolean(), server_default=sa.text("true"), nullable=False))
+    op.create_index("ix_job_tombstones_age", "job_tombstones", ["keyed", "pruned_at"])
+    op.create_index("ix_replay_run_jobs_job", "replay_run_jobs", ["job_id"])
+
+
 def downgrade() -> None:
     op.drop_table("parked_messages")
     op.drop_column("workers", "queues")
@@ -212,6 +219,8 @@ def downgrade() -> None:
     op.drop_constraint(op.f("ck_batches_one_end"), "batches")
     for column in ("cancel_reason", "cancelled_by", "cancelled_at", "final_counts", "completion_id", "completion"):
         op.drop_column("batches", column)
+    op.drop_index("ix_job_tombstones_age", table_name="job_tombstones")
+    op.drop_column("job_tombstones", "keyed")
     op.drop_table("periodic_ticks")
     op.drop_table("replay_run_jobs")
     op.drop_table("replay_runs")
