@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import Any
@@ -20,27 +19,30 @@ from tasks.durable import durable
 SAVE_S = 5.0
 
 
-@durable("deadsure.prune", payload=PruneJobs, time_limit_s=1800)
+@durable("deadsure.prune", payload=PruneJobs)
 def prune_jobs(job: Job, payload: PruneJobs) -> dict[str, Any]:
-    """Delete what is older than DEADSURE_RETENTION_*; what is left after `for_s` seconds is the next run's."""
+    """Delete what is older than DEADSURE_RETENTION_*, a short run at a time, so that it holds up no other job."""
     began = saved_at = boottime_s()
+    earlier = job.cursor or {"jobs": 0, "time": FIRST[0].isoformat(), "job_id": FIRST[1]}
 
     def over() -> bool:
-        return boottime_s() - began >= payload.for_s or job.should_stop
+        return boottime_s() - began >= payload.run_s or job.should_stop
 
-    def save(cursor: tuple[datetime, str]) -> None:
+    def save(place: tuple[datetime, str]) -> None:
         nonlocal saved_at
+        saved_at = boottime_s()
+        gone = earlier["jobs"] + run.done.jobs.total()
+        job.checkpoint({"jobs": gone, "time": place[0].isoformat(), "job_id": place[1]})
+
+    def save_sometimes(place: tuple[datetime, str]) -> None:
         if boottime_s() - saved_at >= SAVE_S:
-            saved_at = boottime_s()
-            job.checkpoint([cursor[0].isoformat(), cursor[1]])
+            save(place)
 
     with closing(connect(settings().need_database(), "deadsure prune", statement_timeout_s=60)) as connection:
-        done = Run(connection, Retention.of(settings()), stop=over, saved=save, after=place(job.cursor)).go()
-    if not done.complete and job.should_stop:
+        after = datetime.fromisoformat(earlier["time"]), earlier["job_id"]
+        run = Run(connection, Retention.of(settings()), stop=over, saved=save_sometimes, after=after)
+        done = run.go()
+    if not done.jobs_complete:
+        save(run.after)
         job.stop()
-    return {"jobs": done.jobs.total(), "complete": done.complete, **done.rest}
-
-
-def place(cursor: Sequence[str] | None) -> tuple[datetime, str]:
-    """Where an interrupted run goes on."""
-    return FIRST if cursor is None else (datetime.fromisoformat(cursor[0]), cursor[1])
+    return {"jobs": earlier["jobs"] + done.jobs.total(), "complete": done.complete, **done.rest}

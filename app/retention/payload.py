@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class PruneJobs(BaseModel):
-    """`for_s`: the run ends after so many seconds; what is left is for the next one."""
+    """`run_s`: after so many seconds the job gives its place to others, and goes on from its cursor when it is free."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    for_s: float = Field(default=600, gt=0, le=1500)
+    run_s: float = Field(default=60, gt=0, le=600)

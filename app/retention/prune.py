@@ -25,11 +25,15 @@ PAUSE_S = 0.05
 
 @dataclass
 class Pruned:
-    """What a run did, or would do. `kept` counts jobs by what keeps them; their age is not among the reasons."""
+    """What a run did, or would do. `kept` counts jobs by what keeps them; their age is not among the reasons.
+
+    `jobs_complete`: the last of the old jobs was looked at; `complete`: so was everything else.
+    """
 
     jobs: Counter[tuple[str, str]] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
     rest: Counter[str] = field(default_factory=Counter)
+    jobs_complete: bool = False
     complete: bool = False
 
     def note(self, found: Verdict) -> None:
@@ -50,10 +54,11 @@ class Run:
     dry: bool = False
     after: tuple[datetime, str] = FIRST
     saved: Callable[[tuple[datetime, str]], None] = lambda _: None
+    done: Pruned = field(default_factory=Pruned)
 
     def go(self) -> Pruned:
         """Prune; what came of it. Raises psycopg2.Error and ArchiveError: what was done stays done."""
-        done = Pruned()
+        done = self.done
         now = jobs.clock(self.connection)
         # Letters and runs first: jobs that only they kept can go in the same run.
         letters, runs, *others = rest.KINDS
@@ -67,6 +72,10 @@ class Run:
         return done
 
     def _jobs(self, done: Pruned, now: datetime) -> bool:
+        done.jobs_complete = self._walk_jobs(done, now)
+        return done.jobs_complete
+
+    def _walk_jobs(self, done: Pruned, now: datetime) -> bool:
         if self.retention.soonest.seconds is None:
             return True
         while not self.stop():

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from celery.result import AsyncResult
@@ -167,3 +168,21 @@ def test_the_periodic_job_does_the_same(scene: Scene, ended: Any, monkeypatch: p
     assert scene.ask("SELECT count(*) FROM jobs WHERE type = 'tests.leased_effect'") == 0
     (entry,) = [entry for entry in read(prune_jobs.app).durable if entry.job_type.name == "deadsure.prune"]
     assert entry.schedule == "crontab 17 3 * * * UTC"
+
+
+def test_the_periodic_job_gives_its_place_to_others_and_goes_on(
+    scene: Scene, ended: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks import eager  # noqa: PLC0415  reads the environment
+    from tasks.upkeep import prune_jobs  # noqa: PLC0415
+
+    for n in range(3):
+        ended(n)
+    monkeypatch.setitem(prune_jobs.app.conf.changes, "task_always_eager", True)
+    result = prune_jobs.delay(run_s=1e-9)
+    job_id = UUID(result.id)
+    row = scene.row(job_id)
+    assert (row["state"], row["releases"], row["checkpoint"]["jobs"]) == ("queued", 1, 0)
+    scene.change(job_id, payload='{"run_s": 60}', checkpoint=json.dumps({**row["checkpoint"], "jobs": 5}))
+    eager.run(prune_jobs.prepare({}, job_id=job_id))
+    assert result.get(timeout=1)["jobs"] == 8
