@@ -99,7 +99,7 @@ class Ticker(threading.Thread):
         return max(0.0, min(soonest_s, LOOK_S) - (boottime_s() - looked_at))
 
     def _submit(self, connection: PgConnection, entry: Entry, last: datetime, what: Due) -> None:
-        told = {"entry": entry.name, "reach": what.reach.isoformat()}
+        told = {"entry": entry.name, "tick": what.reach.isoformat()}
         try:
             created = submit_due(connection, entry, last, what)
         except (psycopg2.OperationalError, psycopg2.InterfaceError):

@@ -325,6 +325,22 @@ def test_a_submit_that_meets_the_prune_half_way(scene: Scene, producer_settings:
     assert scene.debt(job_id) is None
 
 
+def test_a_frozen_prune_gives_its_rows_back(
+    scene: Scene, producer_settings: Any, ended: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped between its lock and its delete: who submits the key again waits for the server to end its session."""
+    assert producer_settings
+    job_id = ended()
+    monkeypatch.setattr(retention_jobs, "BEGIN", retention_jobs.BEGIN.replace("'8s'", "'300ms'"))
+    frozen = scene.connect()
+    assert retention_jobs.hold(frozen, SHORT, retention_jobs.clock(frozen), [str(job_id)])
+    answer = submit.alone(prepare(PLAIN, Number(n=7), idempotency_key="k"))
+    assert (answer.job_id, answer.created, answer.state) == (job_id, False, State.SUCCEEDED)
+    with pytest.raises(psycopg2.Error):
+        retention_jobs.bury(frozen, [str(job_id)])
+    assert there(scene, job_id)
+
+
 def test_a_job_without_a_key_has_a_tombstone_for_a_while(scene: Scene, ended: End) -> None:
     job_id = ended(None)
     prune(scene)
