@@ -19,8 +19,10 @@ class Age(float):
 
     EXPECTED = "age: write 30d, 12h, 45min, 90s or never"
 
-    def __new__(cls, text: str) -> Self:
-        """From its text."""
+    def __new__(cls, text: str | float) -> Self:
+        """From its text; from a number of seconds only as a copy."""
+        if isinstance(text, float):
+            return super().__new__(cls, text)
         if text == "never":
             return super().__new__(cls, math.inf)
         found = SHAPE.fullmatch(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -17,6 +18,10 @@ from app.settings import read
 def test_an_age_reads_and_prints(text: str, seconds: float) -> None:
     assert Age(text) == Age(text).seconds == seconds
     assert Age(str(Age(text))) == seconds
+
+
+def test_an_age_can_be_copied() -> None:
+    assert [str(age) for age in copy.deepcopy([Age("2d"), Age("never")])] == ["2d", "never"]
 
 
 def test_never_is_longer_than_anything() -> None:
