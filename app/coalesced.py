@@ -14,7 +14,9 @@ the delivery back as redelivered, and then each job commits its own claim: only 
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,15 +31,20 @@ from app.clock import boottime_s
 from app.ending import Ending, Outcome, Settlement
 from app.errors import LeaseLost
 from app.failures import account
-from app.job import Job, RunAgain, StoppedEarly, current, uninterrupted
+from app.job import Job, RunAgain, StoppedEarly, current, uninterrupted, watching
 from app.job_types import JobType
 from app.journal import log
+from app.outbox import give_back
 from app.seat import DatabaseAway, Seat
+from app.settings import settings
 from app.submit import NOTIFY
 from app.tracing import attempt as traced
+from app.watch import Watch, Watched
+from db.pooled import with_pooled
 
 CHUNK_S = 0.02
 CHUNK_JOBS = 50  # PostgreSQL keeps 64 subtransactions of a transaction in memory that all can see
+GIVEN_BACK = Ending(Settlement.IGNORE, reason="given back before it was started")
 OWN_ANSWER_ALONE = (psycopg2.Error, DBAPIError, DatabaseAway, LeaseLost, RunAgain)
 
 
@@ -58,16 +65,61 @@ class Pace:
 _paces: dict[str, Pace] = {}
 
 
-def run(seat: Seat, deliveries: Sequence[Delivery], job_type: JobType) -> list[Ending]:
-    """Attempt all jobs of one delivery; how each of them ended, in order. Raises what `attempt.run` raises."""
+class Queue:
+    """The jobs of one delivery that were not started; taken by the worker's loop, or given back by its watch."""
+
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        self._waiting = deque(deliveries)
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> list[Delivery]:
+        """The next jobs; none when there are none left."""
+        with self._lock:
+            return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+
+    def give_back(self) -> None:
+        """Let others do what is left; kept when the database does not take it."""
+        with self._lock:
+            if not self._waiting:
+                return
+            left = [delivery.job_id for delivery in self._waiting]
+            with suppress(psycopg2.Error):
+                with_pooled(
+                    settings().need_database(),
+                    settings().submit_timeout_s,
+                    lambda connection: give_back(connection, left),
+                )
+                self._waiting.clear()
+                log.info("delivery.given_back", jobs=len(left))
+
+
+def run(seat: Seat, deliveries: Sequence[Delivery], job_type: JobType, watch: Watch) -> list[Ending]:
+    """Attempt all jobs of one delivery; how each of them ended, in order. Raises what `attempt.run` raises.
+
+    Jobs that were given back because another one is slow, or because the worker is leaving, end as skipped.
+    """
+    queue = Queue(deliveries)
+    watched = Watched(job_type.time_limit_s, job_type.soft_time_limit_s, queue.give_back)
+    token = watching.set(watched)
+    watch.start(watched)
+    try:
+        endings = work_through(
+            seat,
+            queue,
+            job_type,
+            together=job_type.mode == "atomic" and all(may_begin_atomic(delivery) for delivery in deliveries),
+        )
+    finally:
+        watch.stop()
+        watching.reset(token)
+    return [endings.get(delivery.job_id, GIVEN_BACK) for delivery in deliveries]
+
+
+def work_through(seat: Seat, queue: Queue, job_type: JobType, *, together: bool) -> dict[UUID, Ending]:
+    """Attempt what is in the queue, chunk by chunk."""
     pace = _paces.setdefault(job_type.name, Pace())
-    together = job_type.mode == "atomic" and all(may_begin_atomic(delivery) for delivery in deliveries)
     endings: dict[UUID, Ending] = {}
-    place = 0
-    while place < len(deliveries):
-        size = pace.jobs if together else 1
-        chunk = deliveries[place : place + size]
-        place += len(chunk)
+    while chunk := queue.take(pace.jobs if together else 1):
         if len(chunk) > 1:
             endings |= share(seat, chunk, job_type, pace)
         for delivery in chunk:
@@ -76,7 +128,9 @@ def run(seat: Seat, deliveries: Sequence[Delivery], job_type: JobType) -> list[E
                 endings[delivery.job_id] = attempt.run(seat, delivery, job_type)
                 if len(chunk) == 1:
                     pace.note(1, time.perf_counter() - began)
-    return [endings[delivery.job_id] for delivery in deliveries]
+        if seat.lease.leaving:
+            queue.give_back()
+    return endings
 
 
 def share(seat: Seat, chunk: Sequence[Delivery], job_type: JobType, pace: Pace) -> dict[UUID, Ending]:

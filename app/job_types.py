@@ -18,6 +18,7 @@ from app.retry_policy import RetryPolicy
 Mode = Literal["leased", "atomic"]
 Expected = Callable[[Session], Iterable[Any]] | Executable | str
 ATOMIC_LIMIT_S = 30.0
+COALESCE_LIMIT, COALESCE_ATOMIC = 200, 50
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class JobType:
     is all a job of this type does: a quarantined job whose call is done is settled, not run again. `foreign`: messages
     of clients that have only the broker are adopted. `expected`: which jobs should exist by now, as a SELECT or a
     function of a session that yields (scope, key), or (scope, key, payload); `deadsure doctor` counts the missing ones.
+    `coalesce`: under backlog one delivery carries up to so many jobs; default 50 for atomic types, whose jobs then
+    share commits, and 1 for leased ones.
     """
 
     name: str
@@ -54,6 +57,7 @@ class JobType:
     whole_effect: str | None = None
     foreign: bool = False
     expected: Expected | None = None
+    coalesce: int | None = None
 
     def __post_init__(self) -> None:
         if self.mode == "atomic" and self.time_limit_s > ATOMIC_LIMIT_S:
@@ -61,6 +65,13 @@ class JobType:
                 f"{self.name}: an atomic job holds a row lock, so time_limit_s={self.time_limit_s:g} "
                 f"must be at most {ATOMIC_LIMIT_S:g}; make it leased"
             )
+        if self.coalesce is not None and not 1 <= self.coalesce <= COALESCE_LIMIT:
+            raise ConfigurationError(f"{self.name}: coalesce={self.coalesce} is not in 1..{COALESCE_LIMIT}")
+
+    @property
+    def jobs_per_delivery(self) -> int:
+        """How many jobs one delivery may carry."""
+        return self.coalesce or (COALESCE_ATOMIC if self.mode == "atomic" else 1)
 
     def parse(self, payload: Mapping[str, Any]) -> BaseModel:
         """The validated payload; raises pydantic.ValidationError naming the fields."""

@@ -11,7 +11,7 @@ An early resend needs evidence that messages were lost. An empty queue is none (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -19,7 +19,7 @@ from uuid import UUID
 from psycopg2.extensions import connection as PgConnection
 
 from app.settings import Settings
-from app.submit import CHANNEL
+from app.submit import CHANNEL, NOTIFY
 from db.prepared import Plans
 from db.session import one, rows
 
@@ -76,7 +76,11 @@ SELECT extract(epoch FROM least(
 """,
     queue="text",
 )
-UNPAID = "SELECT count(*) FROM outbox WHERE queue = %(queue)s AND sends > 0 AND kind = 'wake'"
+UNPAID = """
+SELECT type, schema_version, count(*) FILTER (WHERE sends = 1), count(*) FILTER (WHERE sends > 1)
+  FROM outbox WHERE queue = %(queue)s AND sends > 0 AND kind = 'wake'
+ GROUP BY type, schema_version
+"""
 EVIDENCE = """
 UPDATE outbox
    SET due_at = least(due_at, greatest(clock_timestamp(),
@@ -96,6 +100,12 @@ WITH lost AS (
     RETURNING outbox.job_id, sends, lost.reason
 )
 INSERT INTO job_events (job_id, event, copy, reason) SELECT job_id, 'returned', sends, reason FROM row
+"""
+
+
+GIVE_BACK = """
+UPDATE outbox SET due_at = clock_timestamp()
+ WHERE job_id = ANY (%(job_ids)s::uuid[]) AND kind = 'wake' AND sends = 1 AND due_at > clock_timestamp()
 """
 
 
@@ -133,10 +143,10 @@ def next_due_s(connection: PgConnection, queue: str) -> float | None:
     return row[0] if row else None
 
 
-def unpaid(connection: PgConnection, queue: str) -> int:
-    """How many messages of the queue were sent and not claimed yet."""
-    row = one(connection, UNPAID, {"queue": queue})
-    return int(row[0]) if row else 0
+def unpaid_messages(connection: PgConnection, queue: str, limit: Callable[[str, int], int]) -> int:
+    """How many messages of the queue, at the least, were sent and not claimed; `limit` jobs of a type share one."""
+    found = rows(connection, UNPAID, {"queue": queue})
+    return sum(-(-first // limit(name, version)) + again for name, version, first, again in found)
 
 
 def note_loss(connection: PgConnection, queue: str, age_s: float, waiting: Collection[UUID] = ()) -> None:
@@ -146,6 +156,11 @@ def note_loss(connection: PgConnection, queue: str, age_s: float, waiting: Colle
     """
     values = {"queue": queue, "age_s": age_s, "waiting": [str(job_id) for job_id in waiting]}
     rows(connection, EVIDENCE, values)
+
+
+def give_back(connection: PgConnection, job_ids: Sequence[UUID]) -> None:
+    """A delivery does not come to these jobs of it: they are sent again at once, each by itself."""
+    rows(connection, f"{GIVE_BACK}; {NOTIFY}", {"job_ids": [str(job_id) for job_id in job_ids]})
 
 
 def note_returned(connection: PgConnection, returned: Sequence[tuple[UUID, str]], age_s: float) -> None:

@@ -28,8 +28,8 @@ from app.park import Parked, park
 from app.parked import keep
 from app.settings import settings
 from app.tracing import HEADER
-from tasks.headers import COPY, EPISODE, VERSION
-from tasks.inspection import complaint, is_of_a_job, is_uuid, never_decompress, priority_of, time_of
+from tasks.headers import COPY, EPISODE, JOBS, VERSION
+from tasks.inspection import complaint, is_group, is_of_a_job, is_uuid, jobs_of, never_decompress, priority_of, time_of
 from tasks.parking import parked
 from tasks.services import journal, services
 from tasks.settler import Settle
@@ -92,22 +92,26 @@ class DurableConsumer(Consumer):
 
     def park(self, message: Message) -> None:
         """Leave a job of an unknown type or version to other workers; quarantined after the grace period."""
-        job_id, copy = uuid.UUID(message.headers["id"]), message.headers[COPY]
+        jobs, copy = jobs_of(message.headers), message.headers[COPY]
         episode = message.headers.get(EPISODE) or 0
 
         def work(connection: PgConnection) -> Settle:
-            became = park(
-                connection,
-                job_id,
-                copy,
-                episode,
-                services().keeper.worker_id,
-                settings().park_grace_s,
-                settings().resend_first_s,
-            )
-            if became is Parked.QUARANTINED:
+            became = [
+                park(
+                    connection,
+                    job_id,
+                    copy,
+                    episode,
+                    services().keeper.worker_id,
+                    settings().park_grace_s,
+                    settings().resend_first_s,
+                )
+                for job_id in jobs
+            ]
+            for _ in range(became.count(Parked.QUARANTINED)):
                 counts.of_type(message.headers["task"]).note_quarantine("unknown_type")
-            return Settle.ACK if became is Parked.LEFT else Settle.REJECT
+            # Of a coalesced delivery the debts bring the missing dead letters.
+            return Settle.ACK if Parked.LEFT in became else Settle.REJECT
 
         counts.MESSAGES.labels("parked").inc()
         services().settler.put(work, partial(self.settle, message), on_bug=Settle.REJECT)
@@ -254,14 +258,15 @@ def noting(kind: type, journal: JournalWriter) -> type:
             headers = self.headers
             if not is_of_a_job(headers):
                 return
-            journal.note(
-                uuid.UUID(headers["id"]),
-                event,
-                copy=headers[COPY],
-                delivery_tag=str(self.delivery_tag),
-                redelivered=bool(self.delivery_info.get("redelivered")),
-                worker_id=services().keeper.worker_id,
-                reason=reason,
-            )
+            for job_id in jobs_of(headers) if JOBS in headers and is_group(headers) else [uuid.UUID(headers["id"])]:
+                journal.note(
+                    job_id,
+                    event,
+                    copy=headers[COPY],
+                    delivery_tag=str(self.delivery_tag),
+                    redelivered=bool(self.delivery_info.get("redelivered")),
+                    worker_id=services().keeper.worker_id,
+                    reason=reason,
+                )
 
     return NotingMessage

@@ -26,19 +26,26 @@ from app.metrics.counts import of_type
 from app.release import release
 from app.settings import settings
 from app.sweep import CHILD_DIED, HARD_LIMIT, expire_child
-from tasks.endings import ending_of
-from tasks.headers import COPY, EPISODE, TAG, VERSION
+from tasks.endings import ending_of, endings_of
+from tasks.headers import COPY, EPISODE, JOBS, TAG, VERSION
+from tasks.inspection import jobs_of
+from tasks.members import tell_ended, tell_received
 from tasks.services import services
 from tasks.settler import Settle
 
 LOST = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
 
 
-def delivery_of(request: Any) -> Delivery:
-    """The delivery that a child works on, from Celery's request context."""
+def deliveries_of(request: Any) -> list[Delivery]:
+    """What a child works on, from Celery's request context: one delivery for each job of the message."""
+    return [delivery_of(request, job_id) for job_id in request.get(JOBS) or [request.id]]
+
+
+def delivery_of(request: Any, job_id: str) -> Delivery:
+    """The delivery of one job."""
     info = request.delivery_info or {}
     return Delivery(
-        job_id=uuid.UUID(request.id),
+        job_id=uuid.UUID(job_id),
         copy=int(request.get(COPY) or 0),
         episode=int(request.get(EPISODE) or 0),
         delivery_tag=request.get(TAG),
@@ -72,6 +79,7 @@ class DurableRequest(Request):
 
     def __init__(self, message: Message, **options: Any) -> None:
         super().__init__(message, **options)
+        self.jobs = jobs_of(message.headers)
         self.counts = of_type(self.name)
         self.counts.delivered.inc()
         if self.delivery_info["redelivered"]:
@@ -79,12 +87,29 @@ class DurableRequest(Request):
         self._request_dict[TAG] = str(message.delivery_tag)
         known = REGISTRY.get((self.name, self._request_dict.get(VERSION)))
         if known is not None:
-            self.time_limits = (known.time_limit_s, known.soft_time_limit_s)
+            # The jobs of a coalesced delivery are watched one by one in the child; this is what is left for the pool.
+            alone = len(self.jobs) == 1
+            self.time_limits = (known.time_limit_s * len(self.jobs), known.soft_time_limit_s if alone else None)
+        if self.tells_events:
+            tell_received(self._eventer, self.name, self.jobs[1:])
+
+    @property
+    def tells_events(self) -> bool:
+        """Whether anybody wants task events, such as Flower's."""
+        return bool(self._eventer and self._eventer.enabled and self.task.send_events)
+
+    def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  # Celery's name
+        """Celery's event; how a coalesced delivery ended is told of each of its jobs."""
+        endings = endings_of(fields.get("result"))
+        if endings is None:
+            super().send_event(type, **fields)
+        elif self.tells_events:
+            tell_ended(self._eventer, self.jobs, endings)
 
     def count(self, failed: Any, returned: Any) -> None:
         """Tell the metrics how the child says that the delivery ended."""
-        ending = ending_of(raised(returned) if failed else returned)
-        if ending is not None:
+        alone = ending_of(raised(returned) if failed else returned)
+        for ending in [alone] if alone is not None else endings_of(returned) or []:
             self.counts.note_ending(ending)
 
     def on_failure(self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False) -> Any:
@@ -119,19 +144,23 @@ class DurableRequest(Request):
         if self.reported_lost:
             return
         self.reported_lost = True
-        job_id, pid = uuid.UUID(self.id), self.worker_pid or 0
+        jobs, pid = self.jobs, self.worker_pid or 0
         worker_id, leaving = services().keeper.worker_id, services().leaving
 
         def work(connection: PgConnection) -> Settle:
-            if leaving:
-                attempt = release(connection, job_id, worker_id, pid, "the worker is shutting down")
-                became = None if attempt is None else "queued"
-            else:
-                became = expire_child(connection, job_id, worker_id, pid, reason)
+            became = None
+            for job_id in jobs:  # at most one of them was running
+                if leaving:
+                    attempt = release(connection, job_id, worker_id, pid, "the worker is shutting down")
+                    became = None if attempt is None else "queued"
+                else:
+                    became = expire_child(connection, job_id, worker_id, pid, reason)
+                if became is not None:
+                    break
             self.count_lost(became, leaving)
             log.warning("job.child_lost", job_id=self.id, pid=pid, state=became, reason=reason, leaving=leaving)
-            if became is None:
-                return Settle.REQUEUE
+            if became is None or len(jobs) > 1:
+                return Settle.REQUEUE  # redelivered, the jobs of a coalesced delivery run one by one
             return Settle.REJECT if became == "quarantined" else Settle.ACK
 
         services().settler.put(work, self.settle)

@@ -12,7 +12,7 @@ from celery.result import AsyncResult
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from app import attempt, submit, tracing
+from app import attempt, coalesced, submit, tracing
 from app.attempt import Handler
 from app.errors import TransientError, UnsupportedOption
 from app.failures import Classifier, Failure, known
@@ -23,10 +23,10 @@ from app.submit import NewJob, Submitted
 from app.tracing import HEADER, is_traceparent
 from tasks import eager
 from tasks.application import app
-from tasks.delivery import delivery_of
-from tasks.endings import tell
+from tasks.delivery import deliveries_of
+from tasks.endings import tell, tell_all
 from tasks.headers import VERSION
-from tasks.services import seat
+from tasks.services import seat, watch
 from tasks.topology import work_queue
 
 P = ParamSpec("P")
@@ -37,6 +37,7 @@ class DurableTask(Task):
 
     Request = "tasks.delivery:DurableRequest"
     ignore_result = True  # the job row is the result; nothing is stored a second time
+    resultrepr_maxsize = 1 << 16  # the endings of a coalesced delivery, told to the main process
     acks_late = True
     reject_on_worker_lost = True
     typing = False
@@ -48,12 +49,10 @@ class DurableTask(Task):
         if self.request.called_directly:
             raise UnsupportedOption(f"{self.name}: a durable task is not called directly; use .delay() or .submit()")
         job_type = find(self.name, self.request.get(VERSION))
-        here = seat()
-        here.clock.deliver()
-        try:
-            return tell(attempt.run(here, delivery_of(self.request), job_type))
-        finally:
-            here.clock.end()
+        first, *others = deliveries_of(self.request)
+        if others:
+            return tell_all(coalesced.run(seat(), [first, *others], job_type, watch()))
+        return tell(attempt.run(seat(), first, job_type))
 
     def apply(self, *_args: Any, **_options: Any) -> Any:
         """Refused: without a worker there is no lease. For tests set `task_always_eager` and use `.delay()`."""

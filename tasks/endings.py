@@ -6,14 +6,20 @@ the representation of the value that a task returned; so the value says what the
 
 from __future__ import annotations
 
+import ast
+import json
+import logging
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
 
 from app.ending import Ending, Outcome, Settlement
+from app.failures import Failure
 
 TIMES = re.compile(r"'waited_s': ([0-9.e+-]+), 'ran_s': ([0-9.e+-]+)")
+GROUP = "jobs of one delivery: "
 
 
 class JobRetried(Retry):
@@ -64,6 +70,56 @@ def tell(ending: Ending) -> dict[str, Any]:
             raise JobRejected(ending)
         case Settlement.IGNORE:
             raise JobIgnored(ending)
+
+
+def tell_all(endings: Sequence[Ending]) -> str:
+    """What a task returns for a coalesced delivery: each job's ending, as `endings_of` reads them."""
+    return GROUP + json.dumps(
+        [
+            [
+                ending.settlement.value,
+                ending.outcome,
+                ending.failure,
+                ending.cause,
+                None if ending.waited_s is None else round(ending.waited_s, 6),
+                None if ending.ran_s is None else round(ending.ran_s, 6),
+                ending.expired,
+                ending.result_key,
+            ]
+            for ending in endings
+        ]
+    )
+
+
+def endings_of(returned: Any) -> list[Ending] | None:
+    """The endings of a coalesced delivery, in the order of its jobs; None for what is none."""
+    if not isinstance(returned, str) or not returned.startswith((f"'{GROUP}", f'"{GROUP}')):
+        return None
+    return [
+        Ending(
+            Settlement(settlement),
+            result_key=result_key,
+            outcome=Outcome(outcome),
+            failure=Failure(failure) if failure else None,
+            cause=cause,
+            waited_s=waited_s,
+            ran_s=ran_s,
+            expired=expired,
+        )
+        for settlement, outcome, failure, cause, waited_s, ran_s, expired, result_key in json.loads(
+            ast.literal_eval(returned).removeprefix(GROUP)
+        )
+    ]
+
+
+class Briefly(logging.Filter):
+    """Celery logs what a task returned: of a coalesced delivery the number of its jobs is enough."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Shorten the value; every record passes."""
+        if isinstance(record.args, dict) and (endings := endings_of(record.args.get("return_value"))):
+            record.args = {**record.args, "return_value": f"{len(endings)} jobs"}
+        return True
 
 
 def ending_of(returned: Any) -> Ending | None:

@@ -15,7 +15,8 @@ from typing import Any
 
 from kombu import compression
 
-from tasks.headers import COPY, EPISODE, NO_ENVELOPE, VERSION
+from app.job_types import COALESCE_LIMIT
+from tasks.headers import COPY, EPISODE, JOBS, NO_ENVELOPE, VERSION
 
 BODY = json.dumps([[], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
 BODY_BYTES = BODY.encode()
@@ -65,7 +66,24 @@ def not_a_wake_up(headers: Mapping[str, Any], body: Any) -> str | None:
     for name in ("eta", "expires", "group"):
         if headers.get(name) is not None:
             return f"header {name} does not belong to a wake-up call"
+    if JOBS in headers and not is_group(headers):
+        return f"header {JOBS} does not list the jobs of a delivery"
     return None
+
+
+def is_group(headers: Mapping[str, Any]) -> bool:
+    """Whether the jobs of a coalesced delivery are listed as the relay lists them: distinct, its own id first."""
+    jobs = headers[JOBS]
+    if not (isinstance(jobs, list | tuple) and 1 < len(jobs) <= COALESCE_LIMIT):
+        return False
+    if not all(isinstance(job_id, str) and is_uuid(job_id) for job_id in jobs):
+        return False
+    return jobs[0] == headers["id"] and len({uuid.UUID(job_id) for job_id in jobs}) == len(jobs)
+
+
+def jobs_of(headers: Mapping[str, Any]) -> list[uuid.UUID]:
+    """The jobs of a message that `complaint` has passed."""
+    return [uuid.UUID(job_id) for job_id in headers.get(JOBS) or [headers["id"]]]
 
 
 def wrong_header(headers: Mapping[str, Any]) -> str | None:

@@ -25,8 +25,8 @@ from app.journal import log
 from app.metrics import counts
 from app.settings import Settings
 from db.session import connect
-from tasks.headers import COPY, EPISODE, SOURCE
-from tasks.inspection import body_bytes, complaint, is_uuid, never_decompress
+from tasks.headers import COPY, EPISODE, JOBS, SOURCE
+from tasks.inspection import body_bytes, complaint, is_group, is_uuid, jobs_of, never_decompress
 from tasks.parking import Offers
 from tasks.topology import DEAD_LETTER_EXCHANGE, QUARANTINE_QUEUE, quarantine_queue
 
@@ -103,13 +103,18 @@ class Intake(threading.Thread):
     def _take(self, message: Message, error: BaseException | None = None) -> None:
         assert self._database is not None
         letter = readable(message, error)
+        for job_id in members(message) if letter.job_id is not None else [None]:
+            self._store(replace(letter, job_id=job_id))
+        message.ack()
+
+    def _store(self, letter: DeadLetter) -> None:
+        assert self._database is not None
         try:
             stamped, again = store(self._database, letter, self._settings.evidence_age_s)
         except psycopg2.DataError:
             # Nothing of a message that cannot be stored as it is may be lost: its bytes can always be kept.
             letter = replace(letter, headers={}, properties={}, reason=f"{letter.reason}; headers not storable")
             stamped, again = store(self._database, letter, self._settings.evidence_age_s)
-        message.ack()
         counts.STORED.inc()
         log.warning(
             "dead_letter.stored",
@@ -119,6 +124,12 @@ class Intake(threading.Thread):
             debt_due_again=again,
             reason=letter.reason,
         )
+
+
+def members(message: Message) -> list[uuid.UUID]:
+    """The jobs of one of our messages: each of a coalesced delivery has its own dead letter."""
+    headers = message.headers
+    return jobs_of(headers) if JOBS in headers and is_group(headers) else [uuid.UUID(headers["id"])]
 
 
 def readable(message: Message, error: BaseException | None) -> DeadLetter:

@@ -25,7 +25,7 @@ from redis.exceptions import ResponseError
 from app.errors import DeadsureError
 from app.outbox import Debt
 from app.tracing import HEADER
-from tasks.headers import COPY, EPISODE, VERSION
+from tasks.headers import COPY, EPISODE, JOBS, VERSION
 from tasks.inspection import BODY
 from tasks.topology import EXCHANGE, quarantine_queue, work_queue
 
@@ -47,8 +47,9 @@ class Outcome:
     refused: list[Debt] = field(default_factory=list)
 
 
-def headers(debt: Debt) -> dict[str, Any]:
+def headers(group: Sequence[Debt]) -> dict[str, Any]:
     """Celery's protocol 2 headers of a wake-up call. The message has no payload, so it can leak none."""
+    debt = group[0]
     job_id = str(debt.job_id)
     found: dict[str, Any] = {
         "lang": "py",
@@ -72,6 +73,8 @@ def headers(debt: Debt) -> dict[str, Any]:
     }
     if debt.trace_context:
         found[HEADER] = debt.trace_context
+    if len(group) > 1:
+        found[JOBS] = [str(member.job_id) for member in group]
     return found
 
 
@@ -82,7 +85,7 @@ class Publisher:
         self._queues, self._timeout_s = queues, confirm_timeout_s
         self._connection = Connection(url, heartbeat=HEARTBEAT_S, connect_timeout=5)
         self.amqp = self._connection.transport.driver_type == "amqp"
-        self._pending: dict[int, Debt] = {}
+        self._pending: dict[int, Sequence[Debt]] = {}
         self._outcome = Outcome()
         self._tag = 0
         self.depths: dict[str, int] = {}
@@ -109,27 +112,32 @@ class Publisher:
             self._producer = Producer(self._connection.channel())
             self._run_id = self._read_run_id()
 
-    def publish(self, queue: str, debts: Sequence[Debt]) -> Outcome:
-        """Publish and wait for every confirm; raises PublishError or the transport's errors, then drop this object."""
+    def publish(self, queue: str, groups: Sequence[Sequence[Debt]]) -> Outcome:
+        """Publish a message for each group and wait for every confirm.
+
+        Raises PublishError or the transport's errors: then drop this object.
+        """
         self._outcome = Outcome()
         if not self.amqp:
-            for debt in debts:
+            for group in groups:
+                debt = group[0]
                 self._producer.publish(
                     BODY,
                     exchange=EXCHANGE,
                     routing_key=queue,
                     content_type="application/json",
                     content_encoding="utf-8",
-                    headers=headers(debt),
+                    headers=headers(group),
                     correlation_id=debt.correlation_id,
                     priority=LAST_ON_REDIS - debt.priority,
                 )
-                self._outcome.confirmed.append(debt)
+                self._outcome.confirmed += group
             return self._outcome
         deadline = time.monotonic() + self._timeout_s
-        for debt in debts:
+        for group in groups:
+            debt = group[0]
             self._tag += 1
-            self._pending[self._tag] = debt
+            self._pending[self._tag] = group
             self._channel.basic_publish(
                 amqp.Message(
                     BODY,
@@ -139,7 +147,7 @@ class Publisher:
                     priority=debt.priority,
                     correlation_id=debt.correlation_id,
                     message_id=str(debt.job_id),
-                    application_headers=headers(debt),
+                    application_headers=headers(group),
                 ),
                 exchange=EXCHANGE,
                 routing_key=queue,
@@ -220,10 +228,9 @@ class Publisher:
 
     def _settled(self, tag: int, multiple: bool) -> list[Debt]:
         if not multiple:
-            debt = self._pending.pop(tag, None)
-            return [debt] if debt else []
+            return list(self._pending.pop(tag, ()))
         tags = [known for known in self._pending if known <= tag]
-        return [self._pending.pop(known) for known in tags]
+        return [debt for known in tags for debt in self._pending.pop(known)]
 
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
         returned = {job_id for job_id, _ in self._outcome.returned}
@@ -236,4 +243,5 @@ class Publisher:
 
     def _on_return(self, error: Any, exchange: str, routing_key: str, message: Any) -> None:
         reason = f"{getattr(error, 'reply_text', 'returned')}: exchange {exchange!r}, routing key {routing_key!r}"
-        self._outcome.returned.append((UUID(message.headers["id"]), reason))
+        members = message.headers.get(JOBS) or [message.headers["id"]]
+        self._outcome.returned += [(UUID(job_id), reason) for job_id in members]

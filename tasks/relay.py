@@ -11,7 +11,7 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg2
@@ -20,6 +20,8 @@ from psycopg2.extensions import connection as PgConnection
 
 from app import outbox
 from app.clock import boottime_s, pause_s
+from app.coalesce import groups
+from app.job_types import REGISTRY
 from app.journal import JournalWriter, log
 from app.metrics import counts
 from app.settings import Settings
@@ -27,6 +29,22 @@ from db.session import connect, rows
 from tasks.publisher import Publisher, PublishError
 
 FULL_PAUSE_FIRST_S = 0.01
+
+
+def jobs_per_delivery(name: str, version: int) -> int:
+    """How many jobs of a type one delivery may carry; a type that only others know travels alone."""
+    known = REGISTRY.get((name, version))
+    return known.jobs_per_delivery if known is not None else 1
+
+
+def one_by_one(_name: str, _version: int) -> int:
+    """Where redelivered messages cannot be told, jobs that share a delivery could share no commit."""
+    return 1
+
+
+def limit(publisher: Publisher) -> Callable[[str, int], int]:
+    """How many jobs may share a message of this broker."""
+    return jobs_per_delivery if publisher.amqp else one_by_one
 
 
 class Relay(threading.Thread):
@@ -108,7 +126,8 @@ class Relay(threading.Thread):
         assert self._database is not None
         for queue in self._queues:
             lost = queue in publisher.created or (
-                self._connected_before and publisher.depth(queue) < outbox.unpaid(self._database, queue)
+                self._connected_before
+                and publisher.depth(queue) < outbox.unpaid_messages(self._database, queue, limit(publisher))
             )
             if lost:
                 log.warning("relay.loss_noticed", queue=queue, recreated=queue in publisher.created)
@@ -149,7 +168,7 @@ class Relay(threading.Thread):
         debts = outbox.take(self._database, queue, self._settings)
         if not debts:
             return 0
-        outcome = self._publisher.publish(queue, debts)
+        outcome = self._publisher.publish(queue, groups(debts, limit(self._publisher)))
         for debt in outcome.confirmed:
             self._journal.note(debt.job_id, "published", copy=debt.copy)
             counts.SENT.labels(sent_as(debt)).inc()

@@ -17,11 +17,11 @@ from app.errors import ConfigurationError
 from app.job_types import queues
 from app.journal import JournalWriter
 from app.lease import Keeper
-from app.limit_clock import LimitClocks
 from app.metrics.endpoint import Endpoint
 from app.seat import Seat
 from app.settings import Settings, settings
 from app.sweep import Swept
+from app.watch import Watch
 from tasks.child import take_signals
 from tasks.gauges import LoopGauges, WorkerGauges
 from tasks.intake import Intake, publish_copy
@@ -35,7 +35,6 @@ class Services:
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
-        self.clocks = LimitClocks()
         self.leaving = False
         self.journal = JournalWriter(settings().need_database())
         self.settler = Settler(settings().need_database())
@@ -129,6 +128,7 @@ def keeps_messages(swept: Swept, settings: Settings) -> bool:
 
 _present: list[Services] = []
 _seats = threading.local()
+_watches: list[Watch] = []
 
 
 def begin_services(keeper: Keeper) -> None:
@@ -154,12 +154,18 @@ def journal() -> JournalWriter:
     return services().journal
 
 
+def watch() -> Watch:
+    """What looks at the jobs of this process' coalesced deliveries."""
+    if not _watches or _watches[0].pid != os.getpid():
+        _watches[:] = [Watch(may_kill=billiard.current_process().name != "MainProcess")]
+    return _watches[0]
+
+
 def seat() -> Seat:
     """This process' (and thread's) place in the worker."""
     found: Seat | None = getattr(_seats, "seat", None)
     if found is None or found.pid != os.getpid():
-        clock = services().clocks.child(getattr(billiard.current_process(), "index", -1), os.getpid())
-        found = Seat(services().keeper.shared, settings().need_database(), clock)
+        found = Seat(services().keeper.shared, settings().need_database())
         _seats.seat = found
         take_signals(found.lease)
     return found

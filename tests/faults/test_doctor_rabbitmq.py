@@ -299,7 +299,9 @@ def test_jobs_whose_messages_the_broker_does_not_hold(ward: Ward, jobs: Any) -> 
     made = [jobs.atomic.delay(n=n).id for n in range(3)]
     publisher = Publisher(ward.broker.url, ["jobs"], 5)
     publisher.open()
-    assert len(publisher.publish("jobs", take(ward.database, "jobs", ward.settings)).confirmed) == 3
+    assert (
+        len(publisher.publish("jobs", [[debt] for debt in take(ward.database, "jobs", ward.settings)]).confirmed) == 3
+    )
     publisher.close()
     assert "messages.lost" not in ward.look()
     with Connection(ward.broker.url) as connection:

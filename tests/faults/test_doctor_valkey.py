@@ -43,7 +43,7 @@ def test_messages_against_debts(broker: BrokerNode, jobs: Any, settings: Setting
     made = [jobs.atomic.delay(n=n).id for n in range(3)]
     publisher = Publisher(broker.url, ["jobs"], 5)
     publisher.open()
-    publisher.publish("jobs", take(database, "jobs", settings))
+    publisher.publish("jobs", [[debt] for debt in take(database, "jobs", settings)])
     publisher.close()
     rows(database, "UPDATE outbox SET sends = 2, sent_at = clock_timestamp() - interval '1 min'")
     assert news(settings, database) == {}

@@ -35,7 +35,7 @@ def publish(broker: BrokerNode, job_type: str, job_ids: list[UUID], copies: rang
         for copy in copies
         for job_id in job_ids
     ]
-    assert len(publisher.publish("jobs", debts).confirmed) == len(debts)
+    assert len(publisher.publish("jobs", [[debt] for debt in debts]).confirmed) == len(debts)
     publisher.close()
 
 

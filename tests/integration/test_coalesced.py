@@ -11,13 +11,14 @@ import pytest
 from app import attempt, coalesced, submit
 from app.claim import Delivery
 from app.coalesced import CHUNK_JOBS, CHUNK_S, Pace
-from app.ending import Outcome
+from app.ending import Ending, Outcome
 from app.errors import TransientError, UnrecoverableError
 from app.job import Job
 from app.job_types import REGISTRY, JobType
 from app.lease import Keeper
 from app.seat import Seat
 from app.settings import settings
+from app.watch import Watch
 from db.session import rows
 from tests.integration.scene import Number, Scene
 
@@ -66,6 +67,11 @@ def deliveries(scene: Scene, jobs: list[UUID], **changed: Any) -> list[Delivery]
     return [scene.delivery(job_id, **changed) for job_id in jobs]
 
 
+def run(seat: Seat, found: list[Delivery], job_type: JobType) -> list[Ending]:
+    """As a pool child does it."""
+    return coalesced.run(seat, found, job_type, Watch(may_kill=False))
+
+
 def effects(scene: Scene) -> list[UUID]:
     return [UUID(str(row[0])) for row in rows(scene.eyes, "SELECT job_id FROM test_effects ORDER BY effect_id")]
 
@@ -73,7 +79,7 @@ def effects(scene: Scene) -> list[UUID]:
 @pytest.mark.usefixtures("handler")
 def test_all_succeed_each_with_its_own_row_journal_and_proof(scene: Scene, seat: Seat) -> None:
     jobs = sent(scene, 12)
-    endings = coalesced.run(seat, deliveries(scene, jobs), TYPE)
+    endings = run(seat, deliveries(scene, jobs), TYPE)
     assert [ending.outcome for ending in endings] == [Outcome.SUCCEEDED] * 12
     assert effects(scene) == jobs
     for job_id in jobs:
@@ -94,7 +100,7 @@ def test_what_fails_leaves_the_others_untouched(scene: Scene, seat: Seat, handle
 
     handler(some_fail)
     jobs = sent(scene, 10)
-    outcomes = [ending.outcome for ending in coalesced.run(seat, deliveries(scene, jobs), TYPE)]
+    outcomes = [ending.outcome for ending in run(seat, deliveries(scene, jobs), TYPE)]
     assert outcomes == [
         Outcome.RETRIED if n in (3, 7) else Outcome.QUARANTINED if n == 5 else Outcome.SUCCEEDED for n in range(10)
     ]
@@ -113,7 +119,7 @@ def test_an_error_of_the_database_in_one_job_leaves_the_others_untouched(
 
     handler(twice)
     jobs = sent(scene, 3)
-    endings = coalesced.run(seat, deliveries(scene, jobs), TYPE)
+    endings = run(seat, deliveries(scene, jobs), TYPE)
     assert effects(scene) == [jobs[0], jobs[2]]
     assert endings[1].outcome is not Outcome.SUCCEEDED
     assert scene.row(jobs[1])["failures"] == 1
@@ -130,7 +136,7 @@ def test_a_slip_in_a_statement_is_a_failure_of_its_job_alone(
     jobs = sent(scene, 3)
     handler(slip)
     monkeypatch.setitem(attempt.HANDLERS, (TYPE.name, TYPE.version), slip)
-    coalesced.run(seat, deliveries(scene, jobs), TYPE)
+    run(seat, deliveries(scene, jobs), TYPE)
     assert effects(scene) == [jobs[0], jobs[2]]
     assert (scene.state(jobs[1]), scene.row(jobs[1])["failures"]) != ("queued", 0)
 
@@ -150,7 +156,7 @@ def test_a_constraint_at_the_commit_finds_its_job(scene: Scene, seat: Seat, hand
 
     handler(write)
     jobs = sent(scene, 5)
-    coalesced.run(seat, deliveries(scene, jobs), TYPE)
+    run(seat, deliveries(scene, jobs), TYPE)
     assert effects(scene) == [job_id for n, job_id in enumerate(jobs) if n != 2]
     assert scene.state(jobs[2]) in ("retry_wait", "quarantined")
     assert rows(scene.eyes, "SELECT n FROM deferred ORDER BY n") == [(0,), (1,), (3,), (4,)]
@@ -161,7 +167,7 @@ def test_what_somebody_else_holds_or_has_finished_is_left_to_him(scene: Scene, s
     jobs = sent(scene, 4)
     scene.change(jobs[0], state="cancelled", finished_at="now")
     with scene.holding(jobs[1]):
-        endings = coalesced.run(seat, deliveries(scene, jobs), TYPE)
+        endings = run(seat, deliveries(scene, jobs), TYPE)
     assert [ending.outcome for ending in endings] == [Outcome.SKIPPED, Outcome.SKIPPED, *[Outcome.SUCCEEDED] * 2]
     assert effects(scene) == jobs[2:]
 
@@ -179,7 +185,7 @@ def test_a_session_that_breaks_in_the_middle_repeats_the_unfinished(
 
     handler(cut)
     jobs = sent(scene, 6)
-    endings = coalesced.run(seat, deliveries(scene, jobs), TYPE)
+    endings = run(seat, deliveries(scene, jobs), TYPE)
     assert {ending.outcome for ending in endings} == {Outcome.SUCCEEDED}
     assert effects(scene) == jobs
     assert {scene.row(job_id)["failures"] for job_id in jobs} == {0}
@@ -197,7 +203,7 @@ def test_a_process_that_ends_in_the_middle_blames_nobody(
     handler(leave)
     jobs = sent(scene, 6)
     with pytest.raises(SystemExit):
-        coalesced.run(seat, deliveries(scene, jobs), TYPE)
+        run(seat, deliveries(scene, jobs), TYPE)
     assert effects(scene) == []
     assert {(scene.row(job_id)["state"], scene.row(job_id)["attempt"]) for job_id in jobs} == {("queued", 0)}
 
@@ -207,7 +213,7 @@ def test_a_redelivered_group_runs_one_by_one(scene: Scene, seat: Seat, handler: 
     seen: list[str] = []
     handler(lambda job, _payload: seen.append(scene.state(job.job_id)))
     jobs = sent(scene, 4)
-    coalesced.run(seat, deliveries(scene, jobs, redelivered=True), TYPE)
+    run(seat, deliveries(scene, jobs, redelivered=True), TYPE)
     assert seen == ["running"] * 4
     assert effects(scene) == jobs
 
@@ -222,7 +228,7 @@ def test_children_are_there_when_their_parents_are(
 
     handler(parent)
     jobs = sent(scene, 3)
-    coalesced.run(seat, deliveries(scene, jobs), TYPE)
+    run(seat, deliveries(scene, jobs), TYPE)
     parents = {UUID(str(row[0])) for row in rows(scene.eyes, "SELECT parent_id FROM jobs WHERE parent_id IS NOT NULL")}
     assert parents == {jobs[0], jobs[2]}
 
@@ -246,6 +252,6 @@ def test_a_chunk_grows_while_jobs_are_quick_and_shrinks_when_they_are_not() -> N
 def test_a_chunk_is_one_commit(scene: Scene, seat: Seat) -> None:
     jobs = sent(scene, 20)
     before = scene.ask("SELECT txid_current()")
-    coalesced.run(seat, deliveries(scene, jobs), TYPE)
+    run(seat, deliveries(scene, jobs), TYPE)
     assert scene.ask("SELECT count(DISTINCT xmin::text) FROM jobs WHERE state = 'succeeded'") == 1
     assert before is not None

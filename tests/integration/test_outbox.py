@@ -133,7 +133,8 @@ def test_the_window_bounds_first_sends(scene: Scene) -> None:
         scene.job()
     assert len(take(scene, window=4)) == 4
     assert take(scene, window=4) == []
-    assert outbox.unpaid(scene.eyes, "jobs") == 4
+    assert outbox.unpaid_messages(scene.eyes, "jobs", lambda *_: 1) == 4
+    assert outbox.unpaid_messages(scene.eyes, "jobs", lambda *_: 3) == 2
     rows(scene.eyes, "DELETE FROM outbox WHERE job_id = (SELECT job_id FROM outbox WHERE sends > 0 LIMIT 1)")
     assert len(take(scene, window=4)) == 1
 
@@ -347,7 +348,7 @@ def test_what_was_offered_often_enough_is_not_waited_for(scene: Scene) -> None:
 def test_what_was_offered_often_enough_takes_no_place_in_the_window(scene: Scene) -> None:
     spend_offers(scene)
     scene.job()
-    assert outbox.unpaid(scene.eyes, "jobs") == 0
+    assert outbox.unpaid_messages(scene.eyes, "jobs", lambda *_: 1) == 0
     assert len(take(scene, window=1)) == 1
 
 

@@ -175,7 +175,7 @@ def test_a_foreign_message_brings_its_own(scene: Scene, jobs: Any) -> None:
 
 def test_the_message_carries_it() -> None:
     debt = Debt(uuid4(), "wake", "tests.traced", 1, 0, "order 7", GIVEN, 1, 1)
-    assert publisher.headers(debt)["traceparent"] == GIVEN
+    assert publisher.headers([debt])["traceparent"] == GIVEN
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,198 @@
+"""Many jobs in one delivery: per job nothing changes, whatever happens to the others or to the process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import requests
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from app.stack.ports import free_port
+from tests.faults.conftest import Court
+from tests.faults.effects import Effects
+from tests.faults.points import QUICK
+from tests.faults.traces import wait_both_traces
+from tests.nodes.marks import on_rabbitmq
+from tests.nodes.programs import Programs
+from tests.nodes.waiting import wait_for
+
+pytestmark = [pytest.mark.usefixtures("settings"), on_rabbitmq]
+APP = "tests.faults.jobs_coalesced"
+MANY = 160  # a relay takes them at once: deliveries of twenty
+LATER = pytest.mark.environment(DEADSURE_RESEND_FIRST_S="30")  # what is sent again was not sent by its gap
+
+
+@pytest.fixture
+def packed(jobs: Any) -> Any:
+    """`tests.faults.jobs_coalesced`, imported when the environment is there."""
+    assert jobs
+    import tests.faults.jobs_coalesced  # noqa: PLC0415
+
+    return tests.faults.jobs_coalesced
+
+
+def submit(engine: Engine, task: Any, special: dict[int, dict[str, str]], count: int = MANY) -> list[UUID]:
+    """`count` jobs in one transaction, so that they are due together; some behave in a special way."""
+    with Session(engine) as session, session.begin():
+        found = task.submit_many(session, [{"n": n, **special.get(n, {})} for n in range(count)])
+    return [answer.job_id for answer in found]
+
+
+def deliveries(engine: Engine, job_ids: Sequence[UUID]) -> int:
+    """How many deliveries these jobs came by."""
+    query = (
+        "SELECT count(DISTINCT (worker_id, delivery_tag)) FROM job_events"
+        " WHERE event = 'ack_sent' AND job_id = ANY(:ids)"
+    )
+    with engine.connect() as connection:
+        return int(connection.execute(text(query), {"ids": list(job_ids)}).scalar_one())
+
+
+def wait_acknowledged(engine: Engine, count: int) -> None:
+    query = "SELECT count(DISTINCT job_id) FROM job_events WHERE event = 'ack_sent'"
+
+    def acknowledged() -> bool:
+        with engine.connect() as connection:
+            return int(connection.execute(text(query)).scalar_one()) >= count
+
+    wait_for(acknowledged, 30, f"{count} jobs are acknowledged")
+
+
+@pytest.mark.parametrize("name", ["packed", "packed_leased"])
+def test_a_backlog_travels_together_and_each_job_is_done_once(
+    name: str, packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any
+) -> None:
+    job_ids = submit(engine, getattr(packed, name), {})
+    start_worker(APP, options=QUICK)
+    found = court.wait_succeeded(job_ids)
+    wait_acknowledged(engine, MANY)
+    assert deliveries(engine, job_ids) <= MANY / 4
+    for job_id in job_ids:
+        assert (effects.count(job_id), effects.starts(job_id), found[job_id].attempt) == (1, 1, 1)
+
+
+def test_light_load_is_one_job_for_each_delivery(packed: Any, court: Court, engine: Engine, start_worker: Any) -> None:
+    job_ids = submit(engine, packed.packed, {}, count=10)
+    start_worker(APP, options=QUICK)
+    court.wait_succeeded(job_ids)
+    wait_acknowledged(engine, 10)
+    assert deliveries(engine, job_ids) == 10
+
+
+def test_failures_in_the_middle_have_their_own_endings_and_traces(
+    packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any
+) -> None:
+    job_ids = submit(engine, packed.packed, {7: {"how": "fail once"}, 12: {"how": "never"}})
+    start_worker(APP, options=QUICK)
+    found = court.wait_succeeded([job_id for n, job_id in enumerate(job_ids) if n != 12])
+    assert (found[job_ids[7]].failures, found[job_ids[7]].attempt) == (1, 2)
+    assert wait_both_traces(court, job_ids[12]).cause == "permanent"
+    assert [effects.count(job_id) for job_id in job_ids] == [int(n != 12) for n in range(MANY)]
+    assert {found[job_id].failures for n, job_id in enumerate(job_ids) if n not in (7, 12)} == {0}
+
+
+@LATER
+def test_a_child_killed_in_the_middle_repeats_only_the_unfinished_and_blames_nobody(
+    packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any, tmp_path: Path
+) -> None:
+    job_ids = submit(engine, packed.packed, {50: {"how": "kill once", "path": str(tmp_path / "killed")}})
+    start_worker(APP, options=QUICK)
+    found = court.wait_succeeded(job_ids)
+    assert (tmp_path / "killed").exists()
+    assert {(case.crashes, effects.count(job_id)) for job_id, case in found.items()} == {(0, 1)}
+
+
+@LATER
+@pytest.mark.parametrize("name", ["packed", "packed_leased"])
+def test_h08_only_the_job_that_kills_its_workers_is_blamed(
+    name: str, packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any
+) -> None:
+    job_ids = submit(engine, getattr(packed, name), {9: {"how": "kill"}, 30: {"how": "kill"}})
+    poison = {job_ids[9], job_ids[30]}
+    start_worker(APP, options=QUICK)
+    found = court.wait_succeeded([job_id for job_id in job_ids if job_id not in poison])
+    for job_id in poison:
+        case = court.wait_case(job_id, lambda case: case.state == "quarantined", "is quarantined")
+        assert case.crashes == 3
+        assert effects.starts(job_id) <= 4
+        assert effects.count(job_id) == 0
+    assert {found[job_id].crashes for job_id in job_ids if job_id not in poison} == {0}
+    assert all(effects.count(job_id) == 1 for job_id in job_ids if job_id not in poison)
+
+
+@LATER
+def test_a_slow_job_does_not_hold_up_the_others_of_its_delivery(
+    packed: Any, court: Court, effects: Effects, engine: Engine, programs: Programs, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    job_ids = submit(engine, packed.packed, {0: {"how": "wait", "path": str(go)}})
+    programs.worker(APP, concurrency=2, options=QUICK)
+    court.wait_succeeded(job_ids[1:])
+    assert court.case(job_ids[0]).state == "queued", "its transaction is open"
+    command = [sys.executable, "-m", "celery", "-A", "tasks", "inspect", "active", "--json", "--timeout", "20"]
+    shown = subprocess.run(command, env=programs.environment, capture_output=True, text=True, check=True)
+    (active,) = json.loads(shown.stdout).values()
+    assert str(job_ids[0]) in {job["id"] for job in active}
+    assert len(active) > 1, "those that came with it too"
+    go.touch()
+    court.wait_succeeded(job_ids[:1])
+    assert [effects.count(job_id) for job_id in job_ids] == [1] * MANY
+
+
+@LATER
+def test_a_time_limit_is_that_of_one_job(
+    packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any
+) -> None:
+    job_ids = submit(engine, packed.packed_short, {5: {"how": "hang"}})
+    start_worker(APP, options=QUICK)
+    found = court.wait_succeeded([job_id for n, job_id in enumerate(job_ids) if n != 5])
+    case = court.wait_case(job_ids[5], lambda case: case.state == "quarantined", "is quarantined")
+    assert (case.crashes, effects.count(job_ids[5])) == (3, 0)
+    assert {found[job_id].crashes for n, job_id in enumerate(job_ids) if n != 5} == {0}
+
+
+@LATER
+def test_a_worker_that_leaves_gives_back_what_it_has_not_started(
+    packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    job_ids = submit(engine, packed.packed_leased, {n: {"how": "wait", "path": str(go)} for n in range(MANY)}, count=64)
+    first = start_worker(APP, concurrency=2, options=QUICK)
+    wait_for(lambda: sum(effects.starts(job_id) for job_id in job_ids) >= 2, 30, "both children are at work")
+    first.kill("SIGTERM")
+    go.touch()
+    assert first.wait(60) == 0
+    start_worker(APP, options=QUICK)
+    found = court.wait_succeeded(job_ids)
+    assert {(case.crashes, case.stalls, case.failures) for case in found.values()} == {(0, 0, 0)}
+    assert [effects.count(job_id) for job_id in job_ids] == [1] * 64
+
+
+def test_flower_shows_each_job(packed: Any, court: Court, engine: Engine, programs: Programs) -> None:
+    worker = programs.worker(APP)
+    port = free_port()
+    programs.module(
+        ["celery", "-A", "tasks", "flower", "--address=127.0.0.1", f"--port={port}"],
+        name="flower",
+        environment={"FLOWER_UNAUTHENTICATED_API": "true"},
+    )
+    worker.wait_for_log("enabled by remote", "Flower asks the worker for its events")
+    job_ids = submit(engine, packed.packed, {3: {"how": "never"}}, count=64)
+    court.wait_succeeded([job_id for n, job_id in enumerate(job_ids) if n != 3])
+    wait_acknowledged(engine, 64)
+    assert deliveries(engine, job_ids) < 64
+
+    def states() -> dict[str, str]:
+        shown = requests.get(f"http://127.0.0.1:{port}/api/tasks", timeout=10).json()
+        return {job_id: task["state"] for job_id, task in shown.items()}
+
+    expected = {str(job_id): "FAILURE" if n == 3 else "SUCCESS" for n, job_id in enumerate(job_ids)}
+    wait_for(lambda: states() == expected, 30, "Flower shows each job as it ended")

@@ -1,0 +1,100 @@
+"""Which debts travel together, and what a message may say about it."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.coalesce import groups
+from app.ending import Ending, Outcome, Settlement
+from app.failures import Failure
+from app.outbox import Debt
+from tasks.endings import endings_of, tell_all
+from tasks.headers import COPY, JOBS
+from tasks.inspection import BODY, complaint, jobs_of
+
+LIMITS = {"a": 50, "b": 1, "c": 3}
+
+
+def debt(name: str = "a", *, kind: str = "wake", copy: int = 1, priority: int = 0, episode: int = 1) -> Debt:
+    return Debt(uuid.uuid4(), kind, name, 1, priority, "", None, episode, copy)
+
+
+def limit(name: str, _version: int) -> int:
+    return LIMITS[name]
+
+
+debts = st.lists(
+    st.builds(
+        debt,
+        st.sampled_from("abc"),
+        kind=st.sampled_from(["wake", "trace"]),
+        copy=st.integers(1, 2),
+        priority=st.integers(0, 1),
+        episode=st.integers(1, 2),
+    ),
+    max_size=300,
+)
+
+
+@given(debts)
+def test_every_debt_travels_once_in_a_group_of_its_kind(found: list[Debt]) -> None:
+    made = groups(found, limit)
+    assert sorted(d.job_id for group in made for d in group) == sorted(d.job_id for d in found)
+    for group in made:
+        assert len({(d.type, d.version, d.priority, d.episode) for d in group}) == 1
+        assert len(group) <= LIMITS[group[0].type]
+        assert len(group) == 1 or all(d.kind == "wake" and d.copy == 1 for d in group)
+
+
+@given(debts)
+def test_messages_keep_the_order_of_their_first_jobs(found: list[Debt]) -> None:
+    place = {d.job_id: number for number, d in enumerate(found)}
+    firsts = [place[group[0].job_id] for group in groups(found, limit)]
+    assert firsts == sorted(firsts)
+
+
+@pytest.mark.parametrize(("due", "sizes"), [(1, {1}), (15, {1}), (16, {2}), (200, {25}), (1000, {50})])
+def test_light_load_stays_one_job_per_delivery(due: int, sizes: set[int]) -> None:
+    assert {len(group) for group in groups([debt() for _ in range(due)], limit)} == sizes
+
+
+IDS = [str(uuid.uuid4()) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "fine"),
+    [
+        (IDS, True),
+        (IDS[:1], False),
+        ([], False),
+        (IDS[::-1], False),
+        ([*IDS, IDS[1]], False),
+        ([*IDS, IDS[1].upper()], False),
+        ([*IDS, "x"], False),
+        ([*IDS, None], False),
+        ("x" * 36, False),
+        ({"0": IDS[0]}, False),
+        ([IDS[0], *(str(uuid.uuid4()) for _ in range(200))], False),
+    ],
+)
+def test_only_a_list_as_the_relay_writes_it_passes(jobs: Any, fine: bool) -> None:
+    headers = {"task": "a", "id": IDS[0], COPY: 1, JOBS: jobs}
+    assert (complaint(headers, BODY, "application/json", "utf-8") is None) is fine
+    if fine:
+        assert jobs_of(headers) == [uuid.UUID(job_id) for job_id in jobs]
+
+
+def test_endings_reach_the_main_process_as_they_were() -> None:
+    told = [
+        Ending(Settlement.SUCCEEDED, result_key='it\'s "k"', outcome=Outcome.SUCCEEDED, waited_s=0.25, ran_s=0.5),
+        Ending(Settlement.RETRIED, outcome=Outcome.RETRIED, failure=Failure.TRANSIENT, cause="transient", waited_s=0.5),
+        Ending(Settlement.IGNORE, expired=True),
+    ] * 60
+    assert endings_of(repr(tell_all(told))) == told
+    assert endings_of("'something else'") is None
+    assert endings_of(None) is None
