@@ -44,8 +44,9 @@ $(LOCKED): requirements-dev.lock pyproject.toml
 demo: setup ## Kill a worker in the middle of 500 jobs and count (BROKER=valkey|rabbitmq, ARGS=...)
 	@$(BIN)/deadsure demo --broker $(BROKER) $(ARGS)
 
-test: setup ## Run all tests on real servers; installs RabbitMQ if missing (ARGS=... goes to pytest)
+test: setup ## Run all tests on real servers; installs RabbitMQ and promtool if missing (ARGS=... goes to pytest)
 	@$(BIN)/python -m app.stack install-rabbitmq
+	@$(BIN)/python -m app.stack install-promtool
 	@$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile $(ARGS)
 
 lint: setup ## Check style, types and the direction of imports

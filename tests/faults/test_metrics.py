@@ -16,6 +16,7 @@ from kombu import Connection
 from tests.faults.effects import Effects
 from tests.faults.inject import Fault
 from tests.nodes.marks import on_rabbitmq
+from tests.nodes.monitoring import expressions, grouped_by, selectors
 from tests.nodes.node import Node
 from tests.nodes.scrape import Scrape, scrape, url_of
 from tests.nodes.servers import BrokerNode
@@ -137,6 +138,22 @@ def test_the_metrics_of_a_worker_and_a_relay_tell_what_happens(  # noqa: PLR0915
     worker.kill("SIGTERM")
     seen = wait_seen(worker, lambda s: s.total("deadsure_worker_draining") == 1, "the drain")
     assert seen.total("deadsure_worker_active_jobs") == 1
+    shown = [seen, scrape(relay)]
     go.touch()
     assert worker.wait(60) == 0
     wait_seen(relay, lambda s: s.total("deadsure_workers", lease="live") == 0, "that no worker is left")
+    assert_shown_is_all_that_is_asked_for(shown)
+
+
+def assert_shown_is_all_that_is_asked_for(shown: list[Scrape]) -> None:
+    """Every series, label and label value that rules and dashboard ask for is one that these endpoints have."""
+    for expression in expressions():
+        labels = set()
+        for selector in selectors(expression):
+            having = [seen for seen in shown if selector.name in seen.names()]
+            assert having, f"no endpoint has {selector.name}: {expression}"
+            found = {label for seen in having for label in seen.labels(selector.name)}
+            assert selector.used <= found, expression
+            assert any(list(seen.samples(selector.name, **dict(selector.equal))) for seen in having), expression
+            labels |= found
+        assert grouped_by(expression) <= labels, expression
