@@ -19,6 +19,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
+from app import tracing
 from app.cancel import cancel
 from app.clock import boottime_s
 from app.completion import complete
@@ -163,6 +164,7 @@ def child_job(job: Job, job_type: JobType, child: Child) -> NewJob:
         idempotency_key=child.key,
         scope=child.scope,
         correlation_id=job.correlation_id,
+        trace_context=tracing.of_child(job.trace_context),
         parent_id=job.job_id,
         batch_id=job.job_id,
     )
@@ -175,5 +177,6 @@ def completion_job(job: Job, job_type: JobType, payload: Callable[[Any, UUID], M
         job_type.parse(payload(job.payload, job.job_id)),
         idempotency_key=f"{job.job_id}/complete",
         correlation_id=job.correlation_id,
+        trace_context=tracing.of_child(job.trace_context),
         parent_id=job.job_id,
     )

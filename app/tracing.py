@@ -57,6 +57,11 @@ def present() -> str | None:
     return spans.current() if INSTALLED else None
 
 
+def of_child(traceparent: str | None) -> str | None:
+    """The trace context of a job that a handler submits: the span of its attempt, or the context of its own job."""
+    return present() or traceparent
+
+
 @contextmanager
 def attempt(
     name: str, job_id: UUID, number: int, correlation_id: str, traceparent: str | None, queue: str

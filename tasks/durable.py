@@ -209,7 +209,7 @@ def lineage(parent: Job | None, correlation_id: str | None = None, traceparent: 
     """Correlation id and trace context of a new job: the caller's word, then what is known of where it is called."""
     return {
         "correlation_id": correlation_id or (parent.correlation_id if parent else None),
-        "trace_context": traceparent or tracing.present() or (parent.trace_context if parent else None),
+        "trace_context": traceparent or tracing.of_child(parent.trace_context if parent else None),
     }
 
 

@@ -6,6 +6,7 @@ One story on one worker and one relay, since processes are what costs time here.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tests.faults.inject import Fault
 from tests.nodes.marks import on_rabbitmq
 from tests.nodes.monitoring import expressions, grouped_by, selectors
 from tests.nodes.node import Node
-from tests.nodes.scrape import Scrape, scrape, url_of
+from tests.nodes.scrape import Scrape, scrape
 from tests.nodes.servers import BrokerNode
 from tests.nodes.waiting import wait_for
 
@@ -63,15 +64,18 @@ def test_the_metrics_of_a_worker_and_a_relay_tell_what_happens(  # noqa: PLR0915
 ) -> None:
     import tests.faults.jobs_traced as traced  # noqa: PLC0415  # reads the environment when it is imported
 
+    taken = socket.create_server(("127.0.0.1", 0))
+    clash = start_relay(environment={"DEADSURE_METRICS_PORT": str(taken.getsockname()[1])})
     unclaimed = Fault("before:app.claim.claim", "kill", once_file=str(tmp_path / "unclaimed"))
     known = "tests.faults.jobs_deaths,tests.faults.jobs_traced"
     worker = start_worker(faults=[unclaimed], options=["--without-relay", "-I", known])
     relay = start_relay(ready_prompt="relay.ready")
-    port = url_of(worker).partition("127.0.0.1:")[2].partition("/")[0]
-    clash = start_relay(environment={"DEADSURE_METRICS_PORT": port}, ready_prompt="relay.ready")
+    # The port was taken: a line that says what to do, and a process that works all the same.
+    clash.wait_for_log("relay.ready")
     (refused,) = lines_of(clash, "metrics.port_taken")
     assert "DEADSURE_METRICS_PORT of its own" in refused["next_step"]
     assert clash.terminate() == 0
+    taken.close()
 
     # A child that dies before it claims, work, retries, a quarantine: the main process counts what its children did.
     job = traced.traced.apply_async(kwargs={"failures": 1}, correlation_id="order 7", traceparent=GIVEN)
