@@ -33,7 +33,8 @@ from db.session import one, rows
 OPEN = """
 INSERT INTO batches (batch_id, coordinator_id, completion, completion_id)
 VALUES (%(batch_id)s, %(batch_id)s, %(completion)s::jsonb, %(completion_id)s)
-ON CONFLICT (batch_id) DO NOTHING
+ON CONFLICT (batch_id) DO UPDATE SET completion = excluded.completion, completion_id = excluded.completion_id
+   WHERE NOT batches.exhausted AND batches.completion IS DISTINCT FROM excluded.completion
 """
 READ = "SELECT cursor, exhausted, cancelled_at IS NOT NULL FROM batches WHERE batch_id = %(batch_id)s"
 SAVE = """
@@ -92,7 +93,7 @@ def coordinate(job: Job, plan: Plan) -> dict[str, int]:
     """
     gives_back_at = boottime_s() + job.time_limit_s / 2
     cursor, exhausted = begin(job, plan)
-    submitted = 0
+    submitted = count_children(job)
     while not exhausted:
         if job.should_stop or boottime_s() > gives_back_at:
             job.stop()
@@ -100,8 +101,13 @@ def coordinate(job: Job, plan: Plan) -> dict[str, int]:
         submitted += count
         job.progress(submitted)
     complete(job.connection, job.job_id)  # an empty source has nobody else to notice its end
-    (children,) = one(job.connection, CHILDREN, {"batch_id": str(job.job_id)}) or (0,)
-    return {"children": children}
+    return {"children": count_children(job)}
+
+
+def count_children(job: Job) -> int:
+    """How many children there are, shared ones too."""
+    found = one(job.connection, CHILDREN, {"batch_id": str(job.job_id)})
+    return int(found[0]) if found else 0
 
 
 def begin(job: Job, plan: Plan) -> tuple[Any, bool]:

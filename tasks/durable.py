@@ -49,10 +49,15 @@ class DurableTask(Task):
         if self.request.called_directly:
             raise UnsupportedOption(f"{self.name}: a durable task is not called directly; use .delay() or .submit()")
         job_type = find(self.name, self.request.get(VERSION))
+        here = seat()
         first, *others = deliveries_of(self.request)
-        if others:
-            return tell_all(coalesced.run(seat(), [first, *others], job_type, watch()))
-        return tell(attempt.run(seat(), first, job_type))
+        here.clock.deliver()
+        try:
+            if others:
+                return tell_all(coalesced.run(here, [first, *others], job_type, watch()))
+            return tell(attempt.run(here, first, job_type))
+        finally:
+            here.clock.end()
 
     def apply(self, *_args: Any, **_options: Any) -> Any:
         """Refused: without a worker there is no lease. For tests set `task_always_eager` and use `.delay()`."""

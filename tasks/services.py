@@ -17,6 +17,7 @@ from app.errors import ConfigurationError
 from app.job_types import queues
 from app.journal import JournalWriter
 from app.lease import Keeper
+from app.limit_clock import LimitClocks
 from app.metrics.endpoint import Endpoint
 from app.seat import Seat
 from app.settings import Settings, settings
@@ -35,6 +36,7 @@ class Services:
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
+        self.clocks = LimitClocks()
         self.leaving = False
         self.journal = JournalWriter(settings().need_database())
         self.settler = Settler(settings().need_database())
@@ -157,7 +159,7 @@ def journal() -> JournalWriter:
 def watch() -> Watch:
     """What looks at the jobs of this process' coalesced deliveries."""
     if not _watches or _watches[0].pid != os.getpid():
-        _watches[:] = [Watch(may_kill=billiard.current_process().name != "MainProcess")]
+        _watches[:] = [Watch(may_tell=billiard.current_process().name != "MainProcess")]
     return _watches[0]
 
 
@@ -165,7 +167,8 @@ def seat() -> Seat:
     """This process' (and thread's) place in the worker."""
     found: Seat | None = getattr(_seats, "seat", None)
     if found is None or found.pid != os.getpid():
-        found = Seat(services().keeper.shared, settings().need_database())
+        clock = services().clocks.child(getattr(billiard.current_process(), "index", -1), os.getpid())
+        found = Seat(services().keeper.shared, settings().need_database(), clock)
         _seats.seat = found
         take_signals(found.lease)
     return found
