@@ -329,7 +329,6 @@ def record(on: PgConnection, holder: finish.Holder, job: Job, decision: Decision
             reason,
             decision.fingerprint,
             failure=decision.failure,
-            failed=decision.failed,
             frames=decision.frames,
             offer_s=settings().resend_first_s,
             in_transaction=job.in_transaction,

@@ -113,7 +113,6 @@ class DurableTask(Task):
             eta=eta,
             expires=expires,
             job_id=own_id(self.name, task_id) if task_id else None,
-            parent_id=parent.job_id if parent else None,
             **lineage(parent, correlation_id, traceparent or in_headers(headers)),
         )
         if parent is not None:
@@ -175,8 +174,7 @@ class DurableTask(Task):
             raise ValueError(
                 f"{self.name}: {len(each_key)} keys and {len(each_scope)} scopes for {len(listed)} payloads"
             )
-        parent = current.get()
-        origin = lineage(parent)
+        origin = lineage(current.get())
         jobs = [
             self.prepare(
                 payload,
@@ -186,7 +184,6 @@ class DurableTask(Task):
                 countdown_s=countdown,
                 eta=eta,
                 expires=expires,
-                parent_id=parent.job_id if parent else None,
                 **origin,
             )
             for payload, key, its_scope in zip(listed, each_key, each_scope, strict=True)
@@ -211,8 +208,9 @@ class DurableTask(Task):
 
 
 def lineage(parent: Job | None, correlation_id: str | None = None, traceparent: str | None = None) -> dict[str, Any]:
-    """Correlation id and trace context of a new job: the caller's word, then what is known of where it is called."""
+    """Parent, correlation id and trace context of a new job: the caller's word, then what is known of the call."""
     return {
+        "parent_id": parent.job_id if parent else None,
         "correlation_id": correlation_id or (parent.correlation_id if parent else None),
         "trace_context": traceparent or tracing.of_child(parent.trace_context if parent else None),
     }

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any
 
 import billiard
 from kombu import Connection
-from psycopg2.extensions import connection as PgConnection
 
 from app.clock import boottime_s
 from app.errors import ConfigurationError
@@ -27,7 +25,7 @@ from tasks.child import take_signals
 from tasks.gauges import LoopGauges, WorkerGauges
 from tasks.intake import Intake, publish_copy
 from tasks.relay import Relay
-from tasks.settler import Settle, Settler, TryAgain
+from tasks.settler import Settle, Settler, broker, database
 from tasks.sweeper import SweeperThread
 
 
@@ -39,17 +37,14 @@ class Services:
         self.clocks = LimitClocks()
         self.leaving = False
         self.journal = JournalWriter(settings().need_database())
-        self.settler = Settler(settings().need_database())
+        self.settler = Settler(database(settings().need_database()))
         self.relay: Relay | None = None
         self.intake: Intake | None = None
         self.sweeper: SweeperThread | None = None
         self.consumed_at: dict[str, float] = {}  # by queue; `boottime_s`
         self.processes: Callable[[], int] = lambda: 0
         self.endpoint: Endpoint | None = None
-        self.undertaker = Settler(settings().need_database())  # waits for the broker: not in the settler's way
-        self._quarantine: Connection | None = None
-        broker = Connection(settings().need_broker())
-        self.broker_errors = (*broker.connection_errors, *broker.channel_errors, OSError)
+        self.undertaker = Settler(broker(settings().need_broker()))  # waits for the broker: not in the settler's way
 
     def start(self, with_relay: bool) -> None:
         """Start the threads; the pool has forked."""
@@ -99,17 +94,8 @@ class Services:
     def publish_dead_letter(self, message: Any, acknowledge: Callable[[], Any]) -> None:
         """Where the broker has no dead-letter exchange: publish the copy, then acknowledge the message."""
 
-        def work(_connection: PgConnection) -> Settle:
-            try:
-                if self._quarantine is None:
-                    self._quarantine = Connection(settings().need_broker(), connect_timeout=5)
-                publish_copy(self._quarantine, message)
-            except self.broker_errors as error:
-                if self._quarantine is not None:
-                    with suppress(Exception):
-                        self._quarantine.release()
-                    self._quarantine = None
-                raise TryAgain(type(error).__name__) from error
+        def work(connection: Connection) -> Settle:
+            publish_copy(connection, message)
             return Settle.ACK
 
         self.undertaker.put(work, lambda _answer: acknowledge())
