@@ -19,7 +19,6 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from app import tracing
 from app.cancel import cancel
 from app.clock import boottime_s
 from app.completion import complete
@@ -33,8 +32,7 @@ from db.session import one, rows
 OPEN = """
 INSERT INTO batches (batch_id, coordinator_id, completion, completion_id)
 VALUES (%(batch_id)s, %(batch_id)s, %(completion)s::jsonb, %(completion_id)s)
-ON CONFLICT (batch_id) DO UPDATE SET completion = excluded.completion, completion_id = excluded.completion_id
-   WHERE NOT batches.exhausted AND batches.completion IS DISTINCT FROM excluded.completion
+ON CONFLICT (batch_id) DO NOTHING
 """
 READ = "SELECT cursor, exhausted, cancelled_at IS NOT NULL FROM batches WHERE batch_id = %(batch_id)s"
 SAVE = """
@@ -93,7 +91,7 @@ def coordinate(job: Job, plan: Plan) -> dict[str, int]:
     """
     gives_back_at = boottime_s() + job.time_limit_s / 2
     cursor, exhausted = begin(job, plan)
-    submitted = count_children(job)
+    submitted = 0
     while not exhausted:
         if job.should_stop or boottime_s() > gives_back_at:
             job.stop()
@@ -101,13 +99,8 @@ def coordinate(job: Job, plan: Plan) -> dict[str, int]:
         submitted += count
         job.progress(submitted)
     complete(job.connection, job.job_id)  # an empty source has nobody else to notice its end
-    return {"children": count_children(job)}
-
-
-def count_children(job: Job) -> int:
-    """How many children there are, shared ones too."""
-    found = one(job.connection, CHILDREN, {"batch_id": str(job.job_id)})
-    return int(found[0]) if found else 0
+    (children,) = one(job.connection, CHILDREN, {"batch_id": str(job.job_id)}) or (0,)
+    return {"children": children}
 
 
 def begin(job: Job, plan: Plan) -> tuple[Any, bool]:
@@ -170,7 +163,6 @@ def child_job(job: Job, job_type: JobType, child: Child) -> NewJob:
         idempotency_key=child.key,
         scope=child.scope,
         correlation_id=job.correlation_id,
-        trace_context=tracing.of_child(job.trace_context),
         parent_id=job.job_id,
         batch_id=job.job_id,
     )
@@ -183,6 +175,5 @@ def completion_job(job: Job, job_type: JobType, payload: Callable[[Any, UUID], M
         job_type.parse(payload(job.payload, job.job_id)),
         idempotency_key=f"{job.job_id}/complete",
         correlation_id=job.correlation_id,
-        trace_context=tracing.of_child(job.trace_context),
         parent_id=job.job_id,
     )

@@ -31,6 +31,7 @@ CANDIDATE = f"""
 SELECT jobs.job_id, state::text, jobs.episode, type, schema_version, payload, idempotency_key,
        coalesce(expires_at <= clock_timestamp(), false),
        checkpoint IS NOT NULL OR EXISTS (SELECT FROM batches WHERE batches.batch_id = jobs.job_id),
+       EXISTS (SELECT FROM quarantine_actions done WHERE done.job_id = jobs.job_id AND accepted IS NOT NULL),
        {ALL_ENDED}, {LEDGER},
        (SELECT action FROM quarantine_actions done
          WHERE done.job_id = jobs.job_id AND done.episode = %(episode)s AND action <> 'note')
@@ -61,7 +62,8 @@ class Call:
 class Candidate:
     """A job that somebody wants to decide about.
 
-    `begun`: a checkpoint or a batch shows that a part of the work is done. `all_ended`: no attempt can still act.
+    `begun`: a checkpoint or a batch shows that a part of the work is done. `accepted`: a call that may
+    have been made was forgotten once. `all_ended`: no attempt can still act.
     `decided`: what was decided about the quarantine (`episode`) that was asked for, None while it is open.
     """
 
@@ -74,6 +76,7 @@ class Candidate:
     key: str | None
     expired: bool
     begun: bool
+    accepted: bool
     all_ended: bool
     ledger: str
     decided: str | None

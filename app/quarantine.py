@@ -99,7 +99,7 @@ HISTORY_COLUMNS = (
     "traceback",
 )
 HISTORY = f"SELECT {', '.join(HISTORY_COLUMNS)} FROM quarantine_entries WHERE job_id = %(job_id)s ORDER BY episode"
-ACTION_COLUMNS = ("at", "episode", "action", "author", "reason", "run_id", "old_payload", "new_payload")
+ACTION_COLUMNS = ("at", "episode", "action", "author", "reason", "run_id", "accepted", "old_payload", "new_payload")
 ACTIONS = f"SELECT {', '.join(ACTION_COLUMNS)} FROM quarantine_actions WHERE job_id = %(job_id)s ORDER BY action_id"
 EFFECT_COLUMNS = ("name", "status", "attempt", "idempotency_key", "has_result", "started_at", "finished_at")
 EFFECTS = """

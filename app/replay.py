@@ -54,8 +54,9 @@ WITH job AS (
     DELETE FROM effects USING job
      WHERE effects.job_id = job.job_id AND status = 'started' AND name = ANY (%(forget)s)
 ), action AS (
-    INSERT INTO quarantine_actions (job_id, episode, action, author, reason, old_payload, new_payload, run_id)
-    SELECT job_id, episode, 'replay', %(author)s, %(reason)s, %(old)s::jsonb, %(payload)s::jsonb, %(run_id)s::uuid
+    INSERT INTO quarantine_actions (job_id, episode, action, author, reason, old_payload, new_payload, accepted, run_id)
+    SELECT job_id, episode, 'replay', %(author)s, %(reason)s, %(old)s::jsonb, %(payload)s::jsonb,
+           to_jsonb(nullif(%(forget)s::text[], '{{}}')), %(run_id)s::uuid
       FROM job
 ), ran AS (
     UPDATE replay_run_jobs SET outcome = 'replayed', stage = %(stage)s

@@ -87,13 +87,17 @@ class Stopped(StrEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is: `stage` counts from 1, `size` is None in the stage of all that are left."""
+    """Where a run is: `stage` counts from 1, `size` is None in the stage of all that are left.
+
+    `stopped` tells why no further job goes out.
+    """
 
     stage: int
     stages: int
     size: int | None
     out: int
     left_to_do: int
+    stopped: str | None = None
 
 
 Report = Callable[[Progress], None]
@@ -124,8 +128,8 @@ class Walk:
         while stage < len(terms.stages):
             stopped = self._send(stage, tried)
             rows(self._connection, NOTIFY)
-            if stopped is None and terms.wait:
-                stopped = self._rest(stage)
+            if terms.wait:
+                stopped = self._rest(stage, stopped)
             if stopped is not None or not self._pending:
                 break
             stage, tried = stage + 1, 0
@@ -172,18 +176,16 @@ class Walk:
             rows(self._connection, NOTIFY)
             time.sleep(min(self._next_at - now, LOOK_S))
 
-    def _rest(self, stage: int) -> Stopped | None:
-        """Wait until every job that is out is at rest."""
+    def _rest(self, stage: int, stopped: Stopped | None) -> Stopped | None:
+        """Wait until every job that is out is at rest; also when the run has stopped, to tell what became of them."""
         until = time.monotonic() + self._timeout_s
         while True:
-            stopped = self._look(stage)
-            if stopped is not None:
-                return stopped
+            stopped = self._look(stage) or stopped
             if self._out == 0:
-                return None
+                return stopped
             if time.monotonic() >= until:
                 rows(self._connection, STOP, {**self._values, "reason": Stopped.TIMEOUT.value})
-                return Stopped.TIMEOUT
+                return stopped or Stopped.TIMEOUT
             time.sleep(max(0.0, min(self._look_at, until) - time.monotonic()))
 
     def _look(self, stage: int) -> Stopped | None:
@@ -195,5 +197,5 @@ class Walk:
         self._out, stopped = row
         took_s = time.monotonic() - before
         self._look_at = before + max(LOOK_S, took_s * LOOK_SHARE)
-        self._report(Progress(stage + 1, len(stages), stages[stage], self._out, len(self._pending)))
+        self._report(Progress(stage + 1, len(stages), stages[stage], self._out, len(self._pending), stopped))
         return Stopped(stopped) if stopped else None

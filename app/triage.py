@@ -134,6 +134,8 @@ def with_another_payload(candidate: Candidate, verdict: Verdict, edited: Edited)
         return Leave(Why.ACTED, ", ".join(verdict.done))
     if candidate.begun:
         return Leave(Why.ACTED, "it saved a checkpoint or began a batch")
+    if candidate.accepted:
+        return Leave(Why.MAY_ACT, "a call of it was accepted as uncertain before")
     if verdict.unproven:
         return Leave(Why.MAY_ACT, f"nobody can tell whether it was done: {', '.join(verdict.unproven)}")
     if verdict.started and not candidate.all_ended:

@@ -14,7 +14,10 @@ from db.models import FALSE, NOW, Base
 
 
 class QuarantineAction(Base):
-    """What somebody did about one quarantined job. For each episode there is at most one decision; notes are free."""
+    """What somebody did about one quarantined job. For each episode there is at most one decision; notes are free.
+
+    `accepted`: names of calls that may have been made and were forgotten all the same.
+    """
 
     __tablename__ = "quarantine_actions"
 
@@ -26,6 +29,7 @@ class QuarantineAction(Base):
     reason: Mapped[str]
     old_payload: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
     new_payload: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
+    accepted: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
     run_id: Mapped[UUID | None]
     at: Mapped[datetime] = mapped_column(server_default=NOW)
 

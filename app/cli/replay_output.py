@@ -56,13 +56,16 @@ def progress(as_json: bool, waits: bool) -> Iterator[Report]:
 
             yield show
     else:
-        seen = 0
+        seen, told = 0, False
 
         def say(now: Progress) -> None:
-            nonlocal seen
+            nonlocal seen, told
             if now.stage > seen:
                 seen = now.stage
                 click.echo(f"stage {now.stage} of {now.stages}: {now.size or 'all that are left'}", err=True)
+            if now.stopped and not told:
+                told = True
+                click.echo(f"stopped ({now.stopped}); waiting for the {now.out} that are out", err=True)
 
         yield say
 

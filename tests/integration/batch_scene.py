@@ -94,6 +94,7 @@ class Batches:
             "why",
             "f",
             failure="permanent",
+            failed=True,
             offer_s=1,
             in_transaction=False,
         )

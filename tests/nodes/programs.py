@@ -104,12 +104,11 @@ class Programs:
         *,
         environment: Mapping[str, str] | None = None,
         faults: Iterable[Fault] = (),
-        ready: bool = True,
     ) -> Node:
         """Start `celery -A app beat`; waits until it has read its schedule."""
         name = self._unused("beat")
         raw = self._launch(["-m", "celery", "-A", app, "beat", "-l", "INFO"], name, environment, faults)
-        return self._keep(Node(NodeContainer(raw, "periodic.ready")), ready=ready)
+        return self._keep(Node(NodeContainer(raw, "periodic.ready")), ready=True)
 
     def producer(
         self,

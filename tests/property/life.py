@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from app import cancel, claim, dead_letters, finish, outbox, sweep
+from app import cancel, claim, dead_letters, finish, outbox, settle, sweep
 from app.cancel import Cancelled
 from app.claim import Delivery, Refusal
 from app.dead_letters import DeadLetter
-from app.errors import LeaseLost
+from app.edit import Edit
+from app.effects import Answer, Caller, Checked
+from app.errors import LeaseLost, UncertainEffect
 from app.finish import Holder
 from app.outbox import Debt
 from app.park import park
@@ -17,8 +20,10 @@ from app.release import release
 from app.repair import repair
 from app.settings import Settings
 from app.states import TERMINAL, State
+from app.triage import Replay, Wish, decide
 from db.session import rows
 from tests.integration.scene import Scene, Worker
+from tests.integration.worklist import DECIDER
 
 STEPS = (
     "claim",
@@ -42,26 +47,25 @@ STEPS = (
     "repair",
     "lose the debt",
     "replay",
+    "replay with another payload",
+    "settle",
+    "call",
+    "wake",
 )
-AROUND = ("take", "refuse", "park", "dead letter", "cancel", "repair", "lose the debt", "replay")
+DECIDING = ("replay", "replay with another payload", "settle")
+AROUND = ("take", "refuse", "park", "dead letter", "cancel", "repair", "lose the debt", *DECIDING)
 # What anybody may do while a clean path holds the row.
 BESIDE_A_HELD_ROW = ("succeed", "retry", "quarantine", "commit nothing")
 OPEN = "state NOT IN ('succeeded', 'cancelled')"
-# A stand-in: it brings an operator's decision about, so that dead letters of an old episode meet a later one.
-REPLAY = """
-WITH job AS (
-    UPDATE jobs SET state = 'queued', changed_at = clock_timestamp() WHERE state = 'quarantined' RETURNING jobs.*
-), closed AS (
-    UPDATE quarantine_entries entry SET closed_at = clock_timestamp()
-      FROM job WHERE entry.job_id = job.job_id AND entry.episode = job.episode
-), debt AS (
-    INSERT INTO outbox (job_id, queue, type, schema_version, correlation_id, episode)
-    SELECT job_id, queue, type, schema_version, correlation_id, episode + 1 FROM job
-    ON CONFLICT (job_id) DO UPDATE
-       SET kind = 'wake', episode = excluded.episode, due_at = excluded.due_at, sends = 0, sent_at = NULL
-)
-INSERT INTO job_events (job_id, event, attempt) SELECT job_id, 'replay', attempt FROM job
-"""
+ACTING = ("call", "wake")
+# Each attempt acts with the payload that it was claimed with; the far side knows which payloads have acted.
+EDIT = Edit(patch={"n": 1})
+FAR_SIDE: set[int] = set()
+
+
+def far_side_says(_name: str, _key: str, _payload: object) -> Checked:
+    """The check: honest, and no prophet."""
+    return Checked(Answer.DONE if FAR_SIDE else Answer.NOT_DONE)
 
 
 class Life:
@@ -73,6 +77,8 @@ class Life:
         self.holders: list[tuple[Worker, Holder]] = []
         self.begun: tuple[Worker, Holder] | None = None
         self.messages: list[Debt] = []
+        self.in_flight: dict[int, int] = {}
+        FAR_SIDE.clear()
         self.seen = scene.row(self.job_id)
 
     def step(self, what: str, who: int, which: int) -> None:
@@ -83,6 +89,8 @@ class Life:
             self.end_atomic(what)
         elif what in AROUND:
             self.around(what, worker, which)
+        elif what in ACTING:
+            self.act(what, which)
         else:
             self.others(what, worker, which)
 
@@ -92,6 +100,15 @@ class Life:
             return self.scene.delivery(self.job_id)
         message = self.messages[which % len(self.messages)]
         return self.scene.delivery(self.job_id, copy=message.copy, episode=message.episode)
+
+    def holder(self, which: int) -> tuple[Worker, Holder]:
+        """The newest of those that ever held the job, or an older one."""
+        return self.holders[-1 - which // 2 % len(self.holders)]
+
+    def ended(self, attempt: int | None) -> None:
+        """The attempt's process was seen to end, or its handler returned: it wakes up no more."""
+        if attempt is not None:
+            self.in_flight.pop(attempt, None)
 
     def others(self, what: str, worker: Worker, which: int) -> None:
         """What workers and sweepers do, and the clock."""
@@ -106,17 +123,26 @@ class Life:
                 if won := claim.begin_atomic(worker.session, delivery, worker.worker_id):
                     self.begun = worker, Holder(won, delivery, worker.worker_id)
             case "succeed" | "retry" | "quarantine" if self.holders:
-                owner, holder = self.holders[which % len(self.holders)]
+                owner, holder = self.holder(which)
+                self.ended(holder.claimed.attempt)
                 self.finish(what, owner, holder, in_transaction=False)
             case "release":
-                release(eyes, self.job_id, worker.worker_id, worker.pid, "r")
+                self.ended(release(eyes, self.job_id, worker.worker_id, worker.pid, "r"))
             case "expire":
                 values = sweep.expire_values(worker.worker_id, "stalled") | {"lease_over": True}
                 rows(eyes, sweep.OF_WORKER, values)
             case "crash":
-                sweep.expire_child(eyes, self.job_id, worker.worker_id, worker.pid, "signal 9")
+                if sweep.expire_child(eyes, self.job_id, worker.worker_id, worker.pid, sweep.CHILD_DIED):
+                    self.ended(int(scene.row(self.job_id)["attempt"]))
+            case _:
+                self.happens(what, worker)
+
+    def happens(self, what: str, worker: Worker) -> None:
+        """What nobody of ours does."""
+        eyes = self.scene.eyes
+        match what:
             case "lose the lease":
-                scene.end_lease(worker)
+                self.scene.end_lease(worker)
             case "ask to cancel":
                 rows(eyes, f"UPDATE jobs SET cancel_requested = true WHERE {OPEN}")
             case "let it expire":
@@ -154,9 +180,49 @@ class Life:
                 rows(eyes, "DELETE FROM outbox")
                 assert repair(eyes, 0) == ([str(self.job_id)] if owed else [])
                 assert scene.owed(self.job_id) == owed
-            case "replay":
-                rows(eyes, REPLAY)
-                self.seen = {**self.seen, "state": State.QUEUED}
+            case "replay" | "replay with another payload" | "settle":
+                self.decide(what, which)
+
+    def decide(self, what: str, which: int) -> None:
+        """An operator decides about one of the quarantines that there were; only the present one can be."""
+        row = self.scene.row(self.job_id)
+        episode = max(1, int(row["episode"]) - which)
+        present = row["state"] == State.QUARANTINED and episode == row["episode"]
+        if what == "settle":
+            assert settle.settle(self.scene.eyes, self.job_id, episode, DECIDER) is present
+            return
+        edit = EDIT if what == "replay with another payload" else None
+        decision = decide(self.scene.eyes, self.job_id, episode, Wish(edit, accept_uncertain=True), DECIDER)
+        done = isinstance(decision, Replay)
+        if not edit or not present:
+            expired = row["expires_at"] is not None
+            assert done is (present and not expired), decision
+        if done:
+            after = self.scene.row(self.job_id)
+            for counter in ("failures", "crashes", "stalls"):
+                assert after[f"max_{counter}"] - after[counter] >= 3, "a fresh budget"
+            self.seen = {**self.seen, "state": State.QUEUED}
+
+    def act(self, what: str, which: int) -> None:
+        """An attempt enters its call and is cut off, or one that was cut off, and is not dead, wakes up in it."""
+        if what == "wake":
+            for number in [*self.in_flight][which // 2 :]:
+                FAR_SIDE.add(self.in_flight.pop(number))
+            return
+        if not self.holders:
+            return
+        worker, holder = self.holder(which)
+        claimed, session = holder.claimed, self.scene.eyes
+        if claimed.attempt in self.in_flight:
+            return  # it is in its call
+        caller = Caller(lambda: session, claimed.job_id, claimed.attempt, worker.worker_id, None, far_side_says)
+
+        def cut_off(_key: str) -> None:
+            self.in_flight[claimed.attempt] = claimed.payload["n"]
+            raise TimeoutError
+
+        with suppress(LeaseLost, UncertainEffect, TimeoutError):
+            caller.call("act", cut_off, takes_key=which % 2 == 1)
 
     def refuse(self, worker: Worker, delivery: Delivery) -> None:
         """A delivery that won no claim: only one whose dead letter is owed may be rejected."""
@@ -203,6 +269,7 @@ class Life:
                 "r",
                 "f",
                 failure="permanent",
+                failed=True,
                 offer_s=30,
                 in_transaction=in_transaction,
             ),
@@ -222,6 +289,7 @@ class Life:
         assert row["episode"] - before["episode"] in (0, 1)
         if before["state"] in TERMINAL:
             assert row == before
+        assert len(FAR_SIDE) <= 1, "old and new payload have both acted"
         entries = self.scene.entries(self.job_id)
         assert [entry["episode"] for entry in entries] == list(range(1, row["episode"] + 1))
         stamped = bool(entries) and entries[-1]["dead_lettered_at"] is not None

@@ -62,6 +62,7 @@ def worklist() -> None:
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("old_payload", postgresql.JSONB(), nullable=True),
         sa.Column("new_payload", postgresql.JSONB(), nullable=True),
+        sa.Column("accepted", postgresql.JSONB(), nullable=True),
         sa.Column("run_id", sa.UUID(), nullable=True),
         sa.Column("at", sa.DateTime(timezone=True), server_default=NOW, nullable=False),
         sa.CheckConstraint(
