@@ -1,7 +1,7 @@
 # Every target is explained by `make help`. GNU make 3.81 (macOS) is enough.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint services stop bench lock clean
+.PHONY: help setup demo test soak lint services stop bench lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -44,9 +44,14 @@ $(LOCKED): requirements-dev.lock pyproject.toml
 demo: setup ## Kill a worker in the middle of 500 jobs and count (BROKER=valkey|rabbitmq, ARGS=...)
 	@$(BIN)/deadsure demo --broker $(BROKER) $(ARGS)
 
-test: setup ## Run all tests on real servers; installs RabbitMQ if missing (ARGS=... goes to pytest)
+test: setup ## Run all tests on real servers; installs RabbitMQ and promtool if missing (ARGS=... goes to pytest)
 	@$(BIN)/python -m app.stack install-rabbitmq
+	@$(BIN)/python -m app.stack install-promtool
 	@$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile $(ARGS)
+
+soak: setup ## Run the tests of deploys and broker deaths at the size that the contract names
+	@$(BIN)/python -m app.stack install-rabbitmq
+	@$(BIN)/python -m pytest --soak -m soak -rP $(ARGS)
 
 lint: setup ## Check style, types and the direction of imports
 	@$(BIN)/ruff check .

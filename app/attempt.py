@@ -39,11 +39,11 @@ from app.clock import boottime_s, pause_s
 from app.ending import Ending, Outcome, Settlement
 from app.errors import LeaseLost, TransientError
 from app.failures import Decision, History, account, decide
-from app.job import Job, RunAgain, StoppedEarly, current, uninterrupted, watching
+from app.job import Job, RunAgain, StoppedEarly, current, put_off, uninterrupted, watching
 from app.job_types import JobType, find
 from app.journal import log
 from app.json_text import to_json
-from app.release import release
+from app.release import give_back, release
 from app.seat import DatabaseAway, Seat, broken, noticing_outage
 from app.settings import settings
 from app.submit import NOTIFY
@@ -89,6 +89,7 @@ def hold(seat: Seat, delivery: Delivery, job_type: JobType) -> Ending:
             if ending is not None:
                 return ending
         except (DatabaseAway, RunAgain) as outage:
+            seat.clock.wait()
             if tries == 0:
                 log.warning(
                     "database.away",
@@ -99,6 +100,7 @@ def hold(seat: Seat, delivery: Delivery, job_type: JobType) -> Ending:
             seat.drop()
             reruns += isinstance(outage, RunAgain) and seat.reachable()
         except Exception as error:  # noqa: BLE001
+            seat.clock.wait()
             log.error(
                 "attempt.broken",
                 job_id=str(delivery.job_id),
@@ -203,7 +205,7 @@ def attempt(seat: Seat, holder: finish.Holder, job: Job, job_type: JobType) -> E
     except (LeaseLost, RunAgain, DatabaseAway, SystemExit, KeyboardInterrupt):
         raise
     except StoppedEarly:
-        return stop_early(seat, job)
+        return stop_early(seat, holder, job)
     except BaseException as error:  # noqa: BLE001  # CancelledError and the panics of extensions too
         return fail(seat, holder, job, job_type, error)
     try:
@@ -230,6 +232,8 @@ def handle(seat: Seat, job: Job, handler: Handler) -> Any:
 
     A process that the handler forked and that comes back here, however, shares our sockets: it must not write.
     """
+    seat.clock.start()
+    put_off.clear()
     token, watched = uninterrupted.set(False), watching.get()
     if watched is not None:
         watched.begin()
@@ -252,13 +256,17 @@ def written(job: Job, holder: finish.Holder) -> bool:
             return False
 
 
-def stop_early(seat: Seat, job: Job) -> Ending:
+def stop_early(seat: Seat, holder: finish.Holder, job: Job) -> Ending:
     """Release the job of a handler that stopped when asked; an atomic one is rolled back and stays in the queue."""
+    asked = "the handler stopped when it was asked to"
     job.undo()
-    if job.in_transaction:
-        rows(job.connection, "ROLLBACK")
-        job.in_transaction = False
-    release(job.connection, job.job_id, seat.worker_id, seat.pid, "the handler stopped when it was asked to")
+    if holder.claimed.committed:
+        if job.in_transaction:
+            rows(job.connection, "ROLLBACK")
+        release(job.connection, job.job_id, seat.worker_id, seat.pid, asked)
+    else:
+        give_back(job.connection, holder, asked)
+    job.in_transaction = False
     return Ending(Settlement.IGNORE, reason="released", outcome=Outcome.RELEASED)
 
 
@@ -321,7 +329,6 @@ def record(on: PgConnection, holder: finish.Holder, job: Job, decision: Decision
             reason,
             decision.fingerprint,
             failure=decision.failure,
-            failed=decision.failed,
             frames=decision.frames,
             offer_s=settings().resend_first_s,
             in_transaction=job.in_transaction,

@@ -12,6 +12,7 @@ from app.states import TERMINAL, State
 from db.session import one, rows
 
 SAMPLE = 3
+SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # counts and what blocks are of the same moment
 COLUMNS = (
     "batch_id",
     "type",
@@ -73,11 +74,15 @@ SELECT 'quarantined', fingerprint, min(reason), count(*), min(changed_at),
 
 def show(connection: PgConnection, batch_id: UUID) -> dict[str, Any] | None:
     """One batch: its row, its children by state, and what still blocks it; None when there is no such batch."""
-    found = one(connection, ONE, {"batch_id": str(batch_id)})
-    if found is None:
-        return None
-    story = told(connection, found)
-    story["blocking"] = blocking(connection, story)
+    rows(connection, SNAPSHOT)
+    try:
+        found = one(connection, ONE, {"batch_id": str(batch_id)})
+        if found is None:
+            return None
+        story = told(connection, found)
+        story["blocking"] = blocking(connection, story)
+    finally:
+        rows(connection, "ROLLBACK")
     return story
 
 

@@ -19,6 +19,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
+from app import tracing
 from app.cancel import cancel
 from app.clock import boottime_s
 from app.completion import complete
@@ -32,7 +33,8 @@ from db.session import one, rows
 OPEN = """
 INSERT INTO batches (batch_id, coordinator_id, completion, completion_id)
 VALUES (%(batch_id)s, %(batch_id)s, %(completion)s::jsonb, %(completion_id)s)
-ON CONFLICT (batch_id) DO NOTHING
+ON CONFLICT (batch_id) DO UPDATE SET completion = excluded.completion, completion_id = excluded.completion_id
+   WHERE NOT batches.exhausted AND batches.completion IS DISTINCT FROM excluded.completion
 """
 READ = "SELECT cursor, exhausted, cancelled_at IS NOT NULL FROM batches WHERE batch_id = %(batch_id)s"
 SAVE = """
@@ -91,7 +93,7 @@ def coordinate(job: Job, plan: Plan) -> dict[str, int]:
     """
     gives_back_at = boottime_s() + job.time_limit_s / 2
     cursor, exhausted = begin(job, plan)
-    submitted = 0
+    submitted = count_children(job)
     while not exhausted:
         if job.should_stop or boottime_s() > gives_back_at:
             job.stop()
@@ -99,8 +101,13 @@ def coordinate(job: Job, plan: Plan) -> dict[str, int]:
         submitted += count
         job.progress(submitted)
     complete(job.connection, job.job_id)  # an empty source has nobody else to notice its end
-    (children,) = one(job.connection, CHILDREN, {"batch_id": str(job.job_id)}) or (0,)
-    return {"children": children}
+    return {"children": count_children(job)}
+
+
+def count_children(job: Job) -> int:
+    """How many children there are, shared ones too."""
+    found = one(job.connection, CHILDREN, {"batch_id": str(job.job_id)})
+    return int(found[0]) if found else 0
 
 
 def begin(job: Job, plan: Plan) -> tuple[Any, bool]:
@@ -163,6 +170,7 @@ def child_job(job: Job, job_type: JobType, child: Child) -> NewJob:
         idempotency_key=child.key,
         scope=child.scope,
         correlation_id=job.correlation_id,
+        trace_context=tracing.of_child(job.trace_context),
         parent_id=job.job_id,
         batch_id=job.job_id,
     )
@@ -175,5 +183,6 @@ def completion_job(job: Job, job_type: JobType, payload: Callable[[Any, UUID], M
         job_type.parse(payload(job.payload, job.job_id)),
         idempotency_key=f"{job.job_id}/complete",
         correlation_id=job.correlation_id,
+        trace_context=tracing.of_child(job.trace_context),
         parent_id=job.job_id,
     )

@@ -99,7 +99,7 @@ def run(seat: Seat, deliveries: Sequence[Delivery], job_type: JobType, watch: Wa
     Jobs that were given back because another one is slow, or because the worker is leaving, end as skipped.
     """
     queue = Queue(deliveries)
-    watched = Watched(job_type.time_limit_s, job_type.soft_time_limit_s, queue.give_back)
+    watched = Watched(job_type.soft_time_limit_s, queue.give_back)
     token = watching.set(watched)
     watch.start(watched)
     try:

@@ -32,6 +32,7 @@ from app.errors import LeaseLost, UncertainEffect, UnrecoverableError
 from app.failures import proves_nothing_happened
 from app.journal import log
 from app.json_text import to_json
+from app.limit_clock import NO_CLOCK, LimitClock
 from app.seat import DatabaseAway, noticing_outage
 from app.sweep import CHILD_DIED, HARD_LIMIT
 from db.session import one
@@ -114,6 +115,7 @@ class Caller:
     payload: Any
     check: Check | None
     risk_repeat: bool = False
+    clock: LimitClock = NO_CLOCK
 
     def call(self, name: str, function: Callable[[str], Any], *, takes_key: bool) -> Any:
         """Make the external call `name` once; `function` gets its idempotency key, returns JSON or None.
@@ -193,8 +195,9 @@ class Caller:
         tries = 0
         while True:
             try:
-                return self.fetch(statement, values) is not None
+                written = self.fetch(statement, values) is not None
             except DatabaseAway as error:
+                self.clock.wait()
                 if tries == 0:
                     log.warning(
                         "effect.held",
@@ -204,6 +207,9 @@ class Caller:
                     )
                 time.sleep(pause_s(tries))
                 tries += 1
+            else:
+                self.clock.go_on()
+                return written
 
     def values(self, name: str) -> dict[str, Any]:
         """The parameters that the statements share."""

@@ -96,7 +96,7 @@ PERMANENT_SQLSTATES = ("22", "42")
 
 @dataclass(frozen=True)
 class Decision:
-    """`delay_s` is None when the job is to be quarantined; `failed` says whether a failure is counted.
+    """`delay_s` is None when the job is to be quarantined.
 
     `frames`: where it happened, for people; see `Account`.
     """
@@ -106,7 +106,6 @@ class Decision:
     reason: str
     fingerprint: str
     delay_s: float | None
-    failed: bool = True
     frames: tuple[str, ...] = ()
 
 

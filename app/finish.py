@@ -110,7 +110,7 @@ SELECT 1 / count(*) FROM job
 QUARANTINE = """
 WITH job AS (
     UPDATE jobs SET state = 'quarantined', attempt = %(attempt)s, worker_id = NULL, child_pid = NULL,
-                    failures = failures + %(failed)s, episode = episode + 1, not_before = NULL,
+                    failures = failures + 1, episode = episode + 1, not_before = NULL,
                     cause = %(cause)s, reason = %(reason)s, changed_at = clock_timestamp()
      WHERE job_id = %(job_id)s AND {guard}
     RETURNING jobs.*
@@ -287,7 +287,6 @@ def quarantine(
     fingerprint: str,
     *,
     failure: str,
-    failed: bool,
     offer_s: float,
     in_transaction: bool,
     frames: Sequence[str] = (),
@@ -303,7 +302,6 @@ def quarantine(
         "fingerprint": fingerprint,
         "journal_reason": f"{failure}: {reason}",
         "offer_s": offer_s,
-        "failed": 1 if failed else 0,
         "frames": list(frames),
     }
     holder.write(connection, QUARANTINE, ["quarantine", "quarantined"], values, in_transaction)

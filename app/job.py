@@ -51,6 +51,8 @@ SEEN_LIMIT = 1000
 _seen: set[str] = set()
 # Whether code of ours runs that a soft time limit must not cut in two: a claim, an arrow, a wait for the database.
 uninterrupted: ContextVar[bool] = ContextVar("deadsure_uninterrupted", default=False)
+# A soft time limit that met such code: the handler gets it as soon as it goes on.
+put_off: list[BaseException] = []
 # What looks at the handlers of a delivery that carries several jobs.
 watching: ContextVar[Watched | None] = ContextVar("deadsure_watched", default=None)
 
@@ -61,6 +63,12 @@ class StoppedEarly(DeadsureError):
 
 class RunAgain(DeadsureError):
     """The attempt's transaction died with the database: claim once more. Never leaves this module."""
+
+
+def strike() -> None:
+    """Raise the soft time limit that was put off, if one was."""
+    if put_off:
+        raise put_off.pop()
 
 
 class Job:
@@ -155,8 +163,10 @@ class Job:
                 saved = one(self._seat.ledger(), CHECKPOINT, values)
                 break
             except (psycopg2.OperationalError, psycopg2.InterfaceError, DatabaseAway):
+                self._seat.clock.wait()
                 time.sleep(pause_s(tries))
                 tries += 1
+        self._seat.clock.go_on()
         if saved is None:
             raise LeaseLost(f"job {self.job_id}: attempt {self.attempt} no longer owns the job; no cursor was saved")
         self.cursor = cursor
@@ -186,6 +196,7 @@ class Job:
             self.payload,
             self._type.check,
             risk_repeat=self._type.on_uncertain == "retry",
+            clock=self._seat.clock,
         )
         before, self.may_repeat = self.may_repeat, self.may_repeat or takes_key or self._type.check is not None
 
@@ -203,6 +214,7 @@ class Job:
         finally:
             uninterrupted.reset(outer)
         self.may_repeat = before
+        strike()
         return answer
 
     def child_key(self, job_type: str) -> str:
@@ -276,6 +288,7 @@ class Job:
         finally:
             self.abandon()
             uninterrupted.reset(token)
+        strike()
 
     def abandon(self) -> None:
         """Roll back the open transaction, if there is one, and let go of the session."""

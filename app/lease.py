@@ -27,6 +27,7 @@ from psycopg2.extensions import connection as PgConnection
 
 from app.clock import boottime_s, pause_s
 from app.journal import log
+from app.limit_clock import Outages
 from app.settings import Settings
 from db.session import connect, one, rows
 
@@ -104,6 +105,7 @@ class Keeper(threading.Thread):
         self.queues: list[str] | None = None  # what the worker consumes; written with the next renewal
         self.accepts = list(accepts)
         self._settings, self._node, self._knows = settings, name, knows
+        self.outages = Outages(2 * settings.lease_renew_s)
         self._connection: PgConnection | None = None
         self._stop_reader, self._stop_writer = socket.socketpair()
 
@@ -119,10 +121,12 @@ class Keeper(threading.Thread):
         while not self._wait(wait_s):
             try:
                 self._renew()
+                self.outages.good()
                 tries, wait_s = 0, self._settings.lease_renew_s
             except psycopg2.Error as error:
                 if tries == 0:
                     log.warning("lease.session_lost", worker_id=str(self.worker_id), error=type(error).__name__)
+                self.outages.broken()
                 self._drop()
                 wait_s = pause_s(tries, 0.05, min(1.0, self._settings.lease_renew_s)) if tries else 0.0
                 tries += 1

@@ -18,6 +18,7 @@ from sqlalchemy.pool import StaticPool
 from app.clock import boottime_s, pause_s
 from app.errors import DeadsureError
 from app.lease import SharedLease
+from app.limit_clock import NO_CLOCK, LimitClock
 from db.session import connect, rows
 
 SAVEPOINT = "SAVEPOINT effect"
@@ -47,8 +48,9 @@ class JobSession(Session):
 class Seat:
     """One process (one thread of it) that runs attempts. Sessions are replaced when they broke or the lease changed."""
 
-    def __init__(self, lease: SharedLease, database_url: str) -> None:
+    def __init__(self, lease: SharedLease, database_url: str, clock: LimitClock = NO_CLOCK) -> None:
         self.lease, self.database_url = lease, database_url
+        self.clock = clock
         self.pid = os.getpid()
         self._worker_id: UUID | None = None
         self._main: PgConnection | None = None
@@ -110,11 +112,14 @@ class Seat:
 
     def reconnect(self, tries: int) -> PgConnection:
         """A new session, however long it takes: pauses grow from the `tries`-th on."""
+        self.clock.wait()
         while True:
             self.drop()
             time.sleep(pause_s(tries))
             with suppress(DatabaseAway):
-                return self.connection()
+                found = self.connection()
+                self.clock.go_on()
+                return found
             tries += 1
 
     def drop(self) -> None:

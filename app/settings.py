@@ -38,7 +38,6 @@ class Settings:
     database_url: str = setting("DATABASE_URL", "", "PostgreSQL, as postgresql+psycopg2://…")
     broker_url: str = setting("BROKER_URL", "", "RabbitMQ (amqp://…) or Redis/Valkey (redis://…)")
     management_url: str = setting("RABBITMQ_MANAGEMENT_URL", "", "RabbitMQ's management API, for depths and policies")
-    redis_url: str = setting("REDIS_URL", "", "Redis/Valkey beside RabbitMQ, for your own use")
     smtp_url: str = setting("SMTP_URL", "", "mail server: smtp://, smtp+starttls:// or smtps://user:password@host:port")
     payments_url: str = setting("PAYMENTS_URL", "", "payment service: https://user:password@host/path")
     reports_dir: Path = setting("REPORTS_DIR", DEFAULT_REPORTS_DIR, "where reports are written")
@@ -173,7 +172,7 @@ def read(environ: Mapping[str, str]) -> Settings:
     """Settings from an environment; raises ConfigurationError naming the variable that is wrong."""
     known = {f.metadata["name"]: f for f in fields(Settings)}
     for name in environ:
-        if name.startswith("DEADSURE_") and name not in known and name not in OTHER_VARIABLES:
+        if name.startswith("DEADSURE_") and name not in known:
             raise ConfigurationError(f"{name} is no setting of Deadsure: `deadsure settings` lists them all")
     values: dict[str, Any] = {}
     for name, entry in known.items():
@@ -186,9 +185,6 @@ def read(environ: Mapping[str, str]) -> Settings:
             kind = entry.metadata["kind"]
             raise ConfigurationError(f"{name}={text!r} is no {getattr(kind, 'EXPECTED', kind.__name__)}") from error
     return Settings(**values)
-
-
-OTHER_VARIABLES = frozenset({"DEADSURE_FLOWER_USER", "DEADSURE_FLOWER_PASSWORD"})
 
 
 def convert(text: str, kind: type) -> Any:

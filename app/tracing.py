@@ -8,7 +8,7 @@ behind: they are free text, and a job's row is no place for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 from uuid import UUID
@@ -41,6 +41,9 @@ class NoSpan:
         """Nothing to note."""
 
 
+NOWHERE = NoSpan()
+
+
 def is_traceparent(value: object) -> bool:
     """Whether `value` is a W3C traceparent of version 00."""
     return isinstance(value, str) and FORM.fullmatch(value) is not None
@@ -57,35 +60,41 @@ def present() -> str | None:
     return spans.current() if INSTALLED else None
 
 
+def of_child(traceparent: str | None) -> str | None:
+    """The trace context of a job that a handler submits: the span of its attempt, or the context of its own job."""
+    return present() or traceparent
+
+
 @contextmanager
 def attempt(
     name: str, job_id: UUID, number: int, correlation_id: str, traceparent: str | None, queue: str
 ) -> Iterator[Span]:
     """One attempt of a job: its ids in every log line written meanwhile, and its consumer span where one is wanted."""
-    attributes: dict[str, str | int] = {
+    known: dict[str, str | int] = {"job_id": str(job_id), "attempt": number, "correlation_id": correlation_id}
+    if INSTALLED and spans.active():
+        with spans.attempt(name, traceparent, attributes(name, queue, known)) as span:
+            tokens = bind_contextvars(**known, trace_id=trace_id(spans.current()))
+            try:
+                yield span
+            finally:
+                reset_contextvars(**tokens)
+        return
+    found = trace_id(traceparent) if traceparent else None
+    tokens = bind_contextvars(**known, trace_id=found) if found else bind_contextvars(**known)
+    try:
+        yield NOWHERE
+    finally:
+        reset_contextvars(**tokens)
+
+
+def attributes(name: str, queue: str, known: Mapping[str, str | int]) -> dict[str, str | int]:
+    """What an attempt's span says, by OpenTelemetry's conventions for messaging."""
+    return {
         "messaging.system": "deadsure",
         "messaging.operation.type": "process",
         "messaging.destination.name": queue,
-        "messaging.message.id": str(job_id),
-        "messaging.message.conversation_id": correlation_id,
+        "messaging.message.id": known["job_id"],
+        "messaging.message.conversation_id": known["correlation_id"],
         "deadsure.type": name,
-        "deadsure.attempt": number,
+        "deadsure.attempt": known["attempt"],
     }
-    known: dict[str, str | int] = {"job_id": str(job_id), "attempt": number, "correlation_id": correlation_id}
-    if INSTALLED and spans.active():
-        with spans.attempt(name, traceparent, attributes) as span, named(known, spans.current()):
-            yield span
-    else:
-        with named(known, traceparent):
-            yield NoSpan()
-
-
-@contextmanager
-def named(known: dict[str, str | int], traceparent: str | None) -> Iterator[None]:
-    """Bind the ids to the log lines of this context, structlog's and the standard library's."""
-    found = trace_id(traceparent)
-    tokens = bind_contextvars(**known, **({"trace_id": found} if found else {}))
-    try:
-        yield
-    finally:
-        reset_contextvars(**tokens)

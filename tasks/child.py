@@ -1,7 +1,8 @@
 """A pool child's signals.
 
 A SIGTERM that reaches the whole process group is the main process' business. A soft time limit is for handlers: raised
-in the middle of an arrow it would leave a job that ran, and of which nobody wrote how it ended.
+in the middle of an arrow it would leave a job that ran, and of which nobody wrote how it ended. One that meets the
+record of an external call strikes right after it; one that meets an arrow comes too late.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from types import FrameType
 import billiard
 from billiard.exceptions import SoftTimeLimitExceeded
 
-from app.job import uninterrupted
+from app.job import put_off, uninterrupted
 from app.lease import SharedLease
 
 GROUP_SIGNAL_S = 1.0  # how long a child waits for its main process to have had the same signal
@@ -39,7 +40,9 @@ def take_signals(lease: SharedLease) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def on_soft_limit(_number: int, _frame: FrameType | None) -> None:
-        if not uninterrupted.get():
+        if uninterrupted.get():
+            put_off[:] = [SoftTimeLimitExceeded()]
+        else:
             raise SoftTimeLimitExceeded
 
     signal.signal(signal.SIGTERM, on_term)

@@ -87,9 +87,8 @@ class DurableRequest(Request):
         self._request_dict[TAG] = str(message.delivery_tag)
         known = REGISTRY.get((self.name, self._request_dict.get(VERSION)))
         if known is not None:
-            # The jobs of a coalesced delivery are watched one by one in the child; this is what is left for the pool.
-            alone = len(self.jobs) == 1
-            self.time_limits = (known.time_limit_s * len(self.jobs), known.soft_time_limit_s if alone else None)
+            # Of a coalesced delivery each job is told by its own watch when it is late.
+            self.time_limits = (known.time_limit_s, known.soft_time_limit_s if len(self.jobs) == 1 else None)
         if self.tells_events:
             tell_received(self._eventer, self.name, self.jobs[1:])
 

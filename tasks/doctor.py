@@ -9,8 +9,9 @@ import psycopg2
 from psycopg2.extensions import connection as PgConnection
 
 from app.checks.everything import DATABASE, PRE_DEPLOY
-from app.checks.finding import Finding, Look, Severity, error, info, ok, run
+from app.checks.finding import Finding, Look, Severity, error, info, name_of, ok, run, unchecked
 from app.cli.output import json_option, print_json, print_table, reporting_errors
+from app.errors import ConfigurationError
 from app.job_types import REGISTRY
 from app.journal import configure_logging
 from app.repair import forget_orphans, repair
@@ -36,6 +37,8 @@ def doctor(pre_deploy: bool, fix: bool, strict: bool, as_json: bool) -> None:
     It changes nothing, but for --fix. Exit code: 0 nothing is wrong (warnings may be), 1 errors (or warnings, with
     --strict), 2 no errors, but something could not be checked. Each finding has a code that stays the same for scripts.
     """
+    if pre_deploy and fix:
+        raise click.UsageError("--pre-deploy only looks at waiting types; run --fix by itself")
     configure_logging(settings().log, "ERROR")  # to stderr; the intake of the probe would log into the answer
     found = examine(pre_deploy=pre_deploy, fix=fix)
     if as_json:
@@ -92,6 +95,10 @@ def examine(*, pre_deploy: bool, fix: bool) -> list[Finding]:
 
 def broker(database: PgConnection | None) -> list[Finding]:
     """What the broker tells, under the configuration of the installed application."""
+    try:
+        settings().need_broker()
+    except ConfigurationError as wrong:
+        return [error("broker.url", str(wrong), "set BROKER_URL")]
     conf = app.conf
     return check_broker(settings(), REGISTRY, database, conf.broker_transport_options, conf.worker_concurrency)
 
@@ -102,8 +109,12 @@ def mend(connection: PgConnection) -> list[Finding]:
     Safe beside workers at any moment: no arrow leaves a job without its debt, not even for a moment.
     """
     mended: list[str] = []
-    while page := repair(connection, age_s=0.0):
-        mended += page
-    orphans = forget_orphans(connection)
+    try:
+        while page := repair(connection, age_s=0.0):
+            mended += page
+        orphans = forget_orphans(connection)
+    except psycopg2.Error as failed:  # a standby, or a role that may only read
+        what = f"nothing more could be mended ({name_of(failed)}); {len(mended)} debts were created"
+        return [unchecked("unchecked.fix", what, "may the role of DATABASE_URL write, and is it the primary?")]
     what = f"{len(mended)} missing debts were created, {len(orphans)} that nobody needs were deleted"
     return [info("doctor.fixed", what, f"deadsure show {(mended or orphans)[0]}" if mended or orphans else "")]

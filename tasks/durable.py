@@ -49,10 +49,15 @@ class DurableTask(Task):
         if self.request.called_directly:
             raise UnsupportedOption(f"{self.name}: a durable task is not called directly; use .delay() or .submit()")
         job_type = find(self.name, self.request.get(VERSION))
+        here = seat()
         first, *others = deliveries_of(self.request)
-        if others:
-            return tell_all(coalesced.run(seat(), [first, *others], job_type, watch()))
-        return tell(attempt.run(seat(), first, job_type))
+        here.clock.deliver()
+        try:
+            if others:
+                return tell_all(coalesced.run(here, [first, *others], job_type, watch()))
+            return tell(attempt.run(here, first, job_type))
+        finally:
+            here.clock.end()
 
     def apply(self, *_args: Any, **_options: Any) -> Any:
         """Refused: without a worker there is no lease. For tests set `task_always_eager` and use `.delay()`."""
@@ -108,7 +113,6 @@ class DurableTask(Task):
             eta=eta,
             expires=expires,
             job_id=own_id(self.name, task_id) if task_id else None,
-            parent_id=parent.job_id if parent else None,
             **lineage(parent, correlation_id, traceparent or in_headers(headers)),
         )
         if parent is not None:
@@ -170,8 +174,7 @@ class DurableTask(Task):
             raise ValueError(
                 f"{self.name}: {len(each_key)} keys and {len(each_scope)} scopes for {len(listed)} payloads"
             )
-        parent = current.get()
-        origin = lineage(parent)
+        origin = lineage(current.get())
         jobs = [
             self.prepare(
                 payload,
@@ -181,7 +184,6 @@ class DurableTask(Task):
                 countdown_s=countdown,
                 eta=eta,
                 expires=expires,
-                parent_id=parent.job_id if parent else None,
                 **origin,
             )
             for payload, key, its_scope in zip(listed, each_key, each_scope, strict=True)
@@ -206,10 +208,11 @@ class DurableTask(Task):
 
 
 def lineage(parent: Job | None, correlation_id: str | None = None, traceparent: str | None = None) -> dict[str, Any]:
-    """Correlation id and trace context of a new job: the caller's word, then what is known of where it is called."""
+    """Parent, correlation id and trace context of a new job: the caller's word, then what is known of the call."""
     return {
+        "parent_id": parent.job_id if parent else None,
         "correlation_id": correlation_id or (parent.correlation_id if parent else None),
-        "trace_context": traceparent or tracing.present() or (parent.trace_context if parent else None),
+        "trace_context": traceparent or tracing.of_child(parent.trace_context if parent else None),
     }
 
 

@@ -171,7 +171,7 @@ class Relay(threading.Thread):
         outcome = self._publisher.publish(queue, groups(debts, limit(self._publisher)))
         for debt in outcome.confirmed:
             self._journal.note(debt.job_id, "published", copy=debt.copy)
-            counts.SENT.labels(sent_as(debt)).inc()
+            counts.SENT_AS[sent_as(debt)].inc()
         if outcome.returned:
             log.error(
                 "relay.unroutable",

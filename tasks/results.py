@@ -22,7 +22,10 @@ READ = """
 WITH asked AS (
     SELECT coalesce((SELECT job_id FROM job_aliases WHERE alias_id = %(job_id)s), %(job_id)s::uuid) AS job_id
 )
-SELECT state::text, result, cause, reason, finished_at, type FROM jobs JOIN asked USING (job_id)
+SELECT state::text, CASE WHEN state = 'running' AND progress_done IS NOT NULL
+                         THEN jsonb_build_object('done', progress_done, 'total', progress_total) ELSE result END,
+       cause, reason, finished_at, type
+  FROM jobs JOIN asked USING (job_id)
 UNION ALL
 SELECT state, NULL, 'pruned', 'its record was pruned', pruned_at, type FROM job_tombstones JOIN asked USING (job_id)
 """
@@ -38,7 +41,10 @@ POLL_FIRST_S, POLL_MAX_S = 0.02, 0.5
 
 
 class JobResults(SyncBackendMixin, Backend):
-    """`AsyncResult` answers from `jobs`. An id that is no job is PENDING, as everywhere in Celery."""
+    """`AsyncResult` answers from `jobs`. An id that is no job is PENDING, as everywhere in Celery.
+
+    The `info` of a running job is what it has reported of its progress, as {"done": …, "total": …}.
+    """
 
     supports_autoexpire = True  # retention is `deadsure prune`, not Celery's
 

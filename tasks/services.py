@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any
 
 import billiard
 from kombu import Connection
-from psycopg2.extensions import connection as PgConnection
 
 from app.clock import boottime_s
 from app.errors import ConfigurationError
 from app.job_types import queues
 from app.journal import JournalWriter
 from app.lease import Keeper
+from app.limit_clock import LimitClocks
 from app.metrics.endpoint import Endpoint
 from app.seat import Seat
 from app.settings import Settings, settings
@@ -26,7 +25,7 @@ from tasks.child import take_signals
 from tasks.gauges import LoopGauges, WorkerGauges
 from tasks.intake import Intake, publish_copy
 from tasks.relay import Relay
-from tasks.settler import Settle, Settler, TryAgain
+from tasks.settler import Settle, Settler, broker, database
 from tasks.sweeper import SweeperThread
 
 
@@ -35,19 +34,17 @@ class Services:
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
+        self.clocks = LimitClocks()
         self.leaving = False
         self.journal = JournalWriter(settings().need_database())
-        self.settler = Settler(settings().need_database())
+        self.settler = Settler(database(settings().need_database()))
         self.relay: Relay | None = None
         self.intake: Intake | None = None
         self.sweeper: SweeperThread | None = None
         self.consumed_at: dict[str, float] = {}  # by queue; `boottime_s`
         self.processes: Callable[[], int] = lambda: 0
         self.endpoint: Endpoint | None = None
-        self.undertaker = Settler(settings().need_database())  # waits for the broker: not in the settler's way
-        self._quarantine: Connection | None = None
-        broker = Connection(settings().need_broker())
-        self.broker_errors = (*broker.connection_errors, *broker.channel_errors, OSError)
+        self.undertaker = Settler(broker(settings().need_broker()))  # waits for the broker: not in the settler's way
 
     def start(self, with_relay: bool) -> None:
         """Start the threads; the pool has forked."""
@@ -97,17 +94,8 @@ class Services:
     def publish_dead_letter(self, message: Any, acknowledge: Callable[[], Any]) -> None:
         """Where the broker has no dead-letter exchange: publish the copy, then acknowledge the message."""
 
-        def work(_connection: PgConnection) -> Settle:
-            try:
-                if self._quarantine is None:
-                    self._quarantine = Connection(settings().need_broker(), connect_timeout=5)
-                publish_copy(self._quarantine, message)
-            except self.broker_errors as error:
-                if self._quarantine is not None:
-                    with suppress(Exception):
-                        self._quarantine.release()
-                    self._quarantine = None
-                raise TryAgain(type(error).__name__) from error
+        def work(connection: Connection) -> Settle:
+            publish_copy(connection, message)
             return Settle.ACK
 
         self.undertaker.put(work, lambda _answer: acknowledge())
@@ -157,7 +145,7 @@ def journal() -> JournalWriter:
 def watch() -> Watch:
     """What looks at the jobs of this process' coalesced deliveries."""
     if not _watches or _watches[0].pid != os.getpid():
-        _watches[:] = [Watch(may_kill=billiard.current_process().name != "MainProcess")]
+        _watches[:] = [Watch(may_tell=billiard.current_process().name != "MainProcess")]
     return _watches[0]
 
 
@@ -165,7 +153,8 @@ def seat() -> Seat:
     """This process' (and thread's) place in the worker."""
     found: Seat | None = getattr(_seats, "seat", None)
     if found is None or found.pid != os.getpid():
-        found = Seat(services().keeper.shared, settings().need_database())
+        clock = services().clocks.child(getattr(billiard.current_process(), "index", -1), os.getpid())
+        found = Seat(services().keeper.shared, settings().need_database(), clock)
         _seats.seat = found
         take_signals(found.lease)
     return found

@@ -35,6 +35,7 @@ from tasks.application import app
 from tasks.consumer import NoteSettlements
 from tasks.endings import Briefly
 from tasks.leaver import Leaver
+from tasks.limits import count_the_handler_alone
 from tasks.progress import TellProgress
 from tasks.publisher import Publisher
 from tasks.services import begin_services, end_services, services
@@ -184,8 +185,12 @@ class DurableServices(bootsteps.StartStopStep):
         services().consume(app.amqp.queues.consume_from, lambda: parent.pool.num_processes)
         services().start(self._with_relay)
         catch_signals()
-        if getattr(parent, "hub", None) is not None and hasattr(parent.pool, "maintain_pool"):
-            notice_dead_children(parent.hub, parent.pool.maintain_pool)
+        hub = getattr(parent, "hub", None)
+        if hub is not None and hasattr(parent.pool, "maintain_pool"):
+            notice_dead_children(hub, parent.pool.maintain_pool)
+        if hub is not None and hasattr(getattr(parent.pool, "_pool", None), "_on_hard_timeout"):
+            prefork = parent.pool._pool  # noqa: SLF001  # Celery's name for billiard's pool
+            count_the_handler_alone(prefork, hub, services().clocks, services().keeper.outages)
 
 
 app.steps["worker"].add(DurableServices)

@@ -12,6 +12,7 @@ import itertools
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ _numbers = itertools.count(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="tests marked soak run at the size that the contract names")
     parser.addoption("--nodes", choices=("process", "docker"), default="process", help="what nodes run in")
 
 
@@ -112,6 +114,22 @@ def own_postgres() -> Iterator[ServerNode]:
     """A PostgreSQL of this test alone, to be restarted, killed and wiped."""
     with temporary_stack(ROOT / "var", rabbitmq=False, valkey=False) as made:
         yield ServerNode(made.postgres)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much the tests marked `soak` do: enough to meet each race, or as much as the contract says."""
+
+    deploys: int = 8  # C24
+    load: int = 150  # jobs of each mode that run while workers are replaced
+    published: int = 100  # jobs of each mode that are published while the broker dies, C18
+    patience: int = 1  # by how much waits are longer
+
+
+@pytest.fixture(scope="session")
+def scale(request: pytest.FixtureRequest) -> Scale:
+    soak = request.config.getoption("--soak")
+    return Scale(deploys=30, load=1000, published=5000, patience=10) if soak else Scale()
 
 
 # what one test uses of them

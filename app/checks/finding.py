@@ -85,7 +85,7 @@ def run(checks: Sequence[Callable[[L], Iterable[Finding]]], look: L) -> list[Fin
 
 def name_of(failed: BaseException) -> str:
     """The kind of an error, without its text: that may quote a payload or a password."""
-    code = getattr(failed, "pgcode", None)
+    code = getattr(failed, "pgcode", None) or getattr(failed, "code", None)  # PostgreSQL's, HTTP's or AMQP's
     return f"{type(failed).__name__} {code}" if code else type(failed).__name__
 
 
@@ -95,9 +95,13 @@ def hint(failed: BaseException) -> str:
         return "let the role of DATABASE_URL read it (GRANT pg_monitor), or run doctor as one that may"
     if isinstance(failed, psycopg2.errors.QueryCanceled):
         return "the database is slow: run doctor again when it is not"
+    if isinstance(failed, psycopg2.ProgrammingError):
+        return "is the schema this release's? deadsure db upgrade"
     if isinstance(failed, psycopg2.Error | DBAPIError):
         return "is the server of DATABASE_URL up? run doctor again"
-    return "run doctor again; if it stays, it is a bug of this check"
+    if isinstance(failed, OSError):
+        return "does RABBITMQ_MANAGEMENT_URL answer (or BROKER_URL), and may its user read this?"
+    return "may the user of BROKER_URL do this? run doctor again; if it stays, it is a bug of this check"
 
 
 def lasted(seconds: Any) -> str:

@@ -12,6 +12,7 @@ FIX = "deadsure doctor --fix"
 RELAY = "is a relay running? start a worker, or `deadsure relay`"
 LOOK_AGAIN_S = 1.0
 SENT_OFTEN = 3
+FULL_WINDOW = 0.75  # from there on the relay waits before it sends more (app.outbox.TAKE)
 
 STUCK = """
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(changed_at)), min(job_id::text) FROM jobs
@@ -23,19 +24,24 @@ SELECT count(*) FILTER (WHERE state IS NULL), count(*) FILTER (WHERE state IS NO
  WHERE state IS NULL OR state IN ('running', 'succeeded', 'cancelled') OR (kind = 'trace') <> (state = 'quarantined')
 """
 UNSENT = """
-SELECT count(*), extract(epoch FROM clock_timestamp() - min(due_at)) FROM outbox
+SELECT queue, count(*), extract(epoch FROM clock_timestamp() - min(due_at)),
+       (SELECT count(*) FROM outbox sent
+         WHERE sent.queue = late.queue AND sends > 0 AND kind = 'wake' AND due_at < 'infinity')
+  FROM outbox late
  WHERE sends = 0 AND kind = 'wake' AND due_at < clock_timestamp() - make_interval(secs => %(age_s)s)
+ GROUP BY queue ORDER BY queue
 """
 UNROUTABLE = """
 SELECT count(*), min(returned_reason), extract(epoch FROM clock_timestamp() - min(returned_at))
   FROM outbox WHERE returned_at IS NOT NULL
 """
 UNCLAIMED = """
-SELECT count(*), extract(epoch FROM clock_timestamp() - min(created_at)), min(job_id::text),
+SELECT count(*), extract(epoch FROM clock_timestamp() - min(outbox.created_at)), min(job_id::text),
        (SELECT count(*) FROM jobs WHERE state = 'running'),
        (SELECT count(*) FROM workers
          WHERE stopped_at IS NULL AND lost_at IS NULL AND lease_until > clock_timestamp())
-  FROM outbox WHERE sends >= %(often)s AND kind = 'wake' AND due_at < 'infinity'
+  FROM outbox JOIN jobs USING (job_id)
+ WHERE sends >= %(often)s AND kind = 'wake' AND due_at < 'infinity' AND parked_at IS NULL
 """
 OVERLONG = """
 SELECT count(*), min(job_id::text), extract(epoch FROM clock_timestamp() - min(jobs.changed_at)), min(jobs.type)
@@ -96,12 +102,15 @@ def debts_of_nobody(look: Look) -> Iterator[Finding]:
 
 
 def unsent_debts(look: Look) -> Iterator[Finding]:
-    """Jobs that are due and were not sent."""
-    count, age_s = first(look, UNSENT, age_s=look.settings.resend_first_s)
-    if count:
-        what = f"{count} jobs are due for more than {look.settings.resend_first_s:g} s (up to {lasted(age_s)})"
-        yield warning("jobs.unsent", f"{what} and were not sent", f"the window is full, or: {RELAY}")
-    else:
+    """Jobs that are due and were not sent: a backlog behind a full window, or nobody sends."""
+    late = rows(look.connection, UNSENT, {"age_s": look.settings.resend_first_s})
+    for queue, count, age_s, sent in late:
+        what = f"{count} jobs of queue {queue} are due for up to {lasted(age_s)} and were not sent"
+        if sent > FULL_WINDOW * look.settings.window:
+            yield info("jobs.backlog", f"{what}: {sent} that are sent are not claimed yet", "more workers shorten it")
+        else:
+            yield warning("jobs.unsent", what, RELAY)
+    if not late:
         yield ok("jobs.unsent", "what is due is sent")
 
 

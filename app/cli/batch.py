@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from app import batch_story
 from app.batch_cancel import cancel_batch
 from app.cli.main import database
 from app.cli.output import json_option, print_fields, print_json, print_table, reporting_errors
+from app.cli.selection import author_option
 
 FOLLOW_S = 1.0
 ENDS = ("finished", "cancelled")
@@ -65,7 +65,7 @@ def batch_show(batch_id: UUID, follow: bool, as_json: bool) -> None:
 @batch_group.command("cancel")
 @click.argument("batch_id", type=click.UUID)
 @click.option("--reason", required=True, help="Why; it is kept with the batch and with each job.")
-@click.option("--author", default=getpass.getuser, show_default="your user name", help="Who decides.")
+@author_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @reporting_errors

@@ -25,7 +25,7 @@ HELP = {
     "cancelled": "Jobs that were cancelled so long ago.",
     "quarantined": "Quarantined jobs whose entries are all closed; open ones always stay.",
     "journal": "Journal rows whose job is gone.",
-    "dead_letters": "Dead letters of jobs that have ended; all others stay.",
+    "dead_letters": "Dead letters of jobs that have ended, and dismissed ones; others stay.",
     "replay_runs": "Records of replays in stages.",
     "batches": "Batches that have ended and whose jobs are gone.",
     "workers": "Rows of workers that are gone.",

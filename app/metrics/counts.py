@@ -37,7 +37,7 @@ ProcessCollector(registry=COUNTS)
 
 PROCESSED = Counter(
     "deadsure_jobs_processed",
-    "Deliveries that ended here, by outcome; `skipped`: there was nothing to do for it here.",
+    "Jobs whose delivery ended here, by outcome; `skipped`: there was nothing to do for it here.",
     ["type", "outcome"],
     registry=COUNTS,
 )
@@ -96,6 +96,9 @@ WORKERS_LOST = Counter(
 )
 
 
+SENT_AS = {kind: SENT.labels(kind) for kind in SENDS}
+
+
 class OfType:
     """The counts of one job type, looked up once."""
 
@@ -150,7 +153,6 @@ def begin() -> None:
         of_type(name)
     of_type(UNKNOWN)
     label(MESSAGES, MESSAGE_ENDINGS)
-    label(SENT, SENDS)
     label(WORKERS_LOST, LOST_CAUSES)
 
 

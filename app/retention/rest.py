@@ -1,6 +1,6 @@
 """What else grows old: dead letters of ended jobs, replay runs, workers that are gone, tombstones, orphaned journal.
 
-A dead letter that belongs to no job is somebody's lost work: it stays until a person has dealt with it.
+A dead letter that belongs to no job is somebody's lost work: it stays until a person has dismissed it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ KINDS = (
         "dead_letters",
         "dead_letters",
         "dead_letter_id",
-        "received_at < %(now)s - make_interval(secs => %(dead_letters_s)s) AND job_id IS NOT NULL AND ("
-        " EXISTS (SELECT FROM jobs WHERE jobs.job_id = old.job_id AND state IN ('succeeded', 'cancelled'))"
+        "received_at < %(now)s - make_interval(secs => %(dead_letters_s)s) AND ("
+        " dismissed_at < %(now)s - make_interval(secs => %(dead_letters_s)s)"
+        " OR EXISTS (SELECT FROM jobs WHERE jobs.job_id = old.job_id AND state IN ('succeeded', 'cancelled'))"
         " OR EXISTS (SELECT FROM job_tombstones stone WHERE stone.job_id = old.job_id))",
     ),
     Kind(

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from app.stack.errors import StackError
-from app.stack.install import ensure_rabbitmq
+from app.stack.install import ensure_promtool, ensure_rabbitmq
 from app.stack.stack import Stack, destroy_abandoned
 
 SERVERS = ("postgres", "rabbitmq", "valkey")
@@ -98,6 +98,12 @@ def destroy(root: Path) -> None:
 def install_rabbitmq() -> None:
     """Install RabbitMQ with apt or Homebrew unless it is there."""
     ensure_rabbitmq()
+
+
+@main.command("install-promtool")
+def install_promtool() -> None:
+    """Install promtool, which tests the alert rules, with apt or Homebrew unless it is there."""
+    ensure_promtool()
 
 
 if __name__ == "__main__":

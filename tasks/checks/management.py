@@ -8,6 +8,7 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit
 
 from app.errors import ConfigurationError
@@ -29,13 +30,22 @@ class Management:
         self._login = b64encode(f"{user}:{password}".encode()).decode()
         self._virtual_host = quote(virtual_host, safe="")
         self._policies: list[dict[str, Any]] | None = None
+        self._away: OSError | None = None
 
     def get(self, path: str) -> Any:
-        """The JSON at `path`. Raises OSError (HTTPError among them) and ValueError."""
+        """The JSON at `path`. Raises OSError (HTTPError among them) and ValueError; a silent server is asked once."""
+        if self._away is not None:
+            raise self._away
         headers = {"Authorization": f"Basic {self._login}"}
         request = urllib.request.Request(self._base + path, headers=headers)  # noqa: S310  # the scheme was checked
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310  # as above
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310  # as above
+                return json.load(answer)
+        except HTTPError:
+            raise
+        except OSError as away:
+            self._away = away
+            raise
 
     def nodes(self) -> list[dict[str, Any]]:
         """Every node of the cluster."""

@@ -27,8 +27,10 @@ SELECT count(*), count(*) FILTER (WHERE sends > 1), extract(epoch FROM clock_tim
  WHERE outbox.queue = %(queue)s AND sends > 0 AND kind = 'wake' AND due_at < 'infinity' AND parked_at IS NULL
    AND sent_at < clock_timestamp() - make_interval(secs => %(settled_s)s)
 """
+# A worker that died leaves the message of its job, whose debt was paid: one for each attempt at most.
 COPIES = """
-SELECT coalesce(sum(sends), 0),
+SELECT coalesce(sum(sends), 0) + (SELECT coalesce(sum(attempt), 0) FROM jobs
+                                   WHERE queue = %(queue)s AND state IN ('queued', 'running', 'retry_wait')),
        count(*) FILTER (WHERE kind = 'wake' AND due_at <= clock_timestamp() OR sends > 0 AND due_at < 'infinity')
   FROM outbox WHERE queue = %(queue)s
 """

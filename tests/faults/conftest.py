@@ -66,7 +66,7 @@ class Court:
         assert found is not None
         return found
 
-    def wait_succeeded(self, job_ids: Iterable[UUID | str]) -> dict[UUID, Case]:
+    def wait_succeeded(self, job_ids: Iterable[UUID | str], timeout_s: float = DONE_TIMEOUT_S) -> dict[UUID, Case]:
         """Wait until these jobs have succeeded, then judge all; a failure names the states seen last."""
         wanted = {UUID(str(job_id)) for job_id in job_ids}
         last: dict[UUID, Case] = {}
@@ -76,7 +76,7 @@ class Court:
             return all(last[job_id].state is State.SUCCEEDED for job_id in wanted)
 
         try:
-            wait_for(succeeded, DONE_TIMEOUT_S, f"{len(wanted)} jobs succeed")
+            wait_for(succeeded, timeout_s, f"{len(wanted)} jobs succeed")
         except AssertionError as error:
             seen = [f"{last[job_id].type} {job_id}: {last[job_id].state}" for job_id in wanted]
             raise AssertionError("\n".join([str(error), *seen])) from None

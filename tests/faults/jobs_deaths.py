@@ -168,6 +168,16 @@ softly_leased = durable("tests.softly_leased", payload=How, mode="leased", **LON
 softly_atomic = durable("tests.softly_atomic", payload=How, mode="atomic", **LONG_END)(end_slowly)
 
 
+@durable("tests.softly_calling", payload=How, mode="leased", soft_time_limit_s=1, time_limit_s=30, retry=QUICK)
+def softly_calling(job: Job, _payload: How) -> None:
+    """Makes a call, and is then busy for ever; the next attempt finds the call done, and behaves."""
+    start(job)
+    job.call("it", lambda _key: None)
+    if job.failures == 0:
+        time.sleep(FOREVER_S)
+    finish(job)
+
+
 def refuse() -> None:
     raise Refused(7, account=1)
 

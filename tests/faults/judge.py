@@ -54,6 +54,13 @@ EFFECTS = {
     "SELECT job_id, count(*) FROM charges GROUP BY 1": ("payments.charge",),
     "SELECT job_id, count(*) FROM monthly_summaries GROUP BY 1": ("reports.monthly_summary",),
 }
+# A batch has one completion job when it has ended, and none before; it has ended only with all its children.
+BATCHES = """
+SELECT batch_id, finished_at IS NOT NULL, cancelled_at IS NOT NULL, completion_id IS NOT NULL,
+       (SELECT count(*) FROM jobs WHERE parent_id = batches.batch_id AND batch_id IS NULL AND job_id = completion_id),
+       (SELECT count(*) FROM jobs WHERE batch_id = batches.batch_id AND state NOT IN ('succeeded', 'cancelled'))
+  FROM batches
+"""
 # What the journal tells beside the arrows.
 NOTES = (
     *("published", "returned", "received", "result_saved", "retry_scheduled", "quarantined", "ack_sent", "reject_sent"),
@@ -146,8 +153,22 @@ def judge(engine: Engine) -> dict[UUID, Case]:
         for case in found.values()
         for breach in breaches(case)
     ]
+    with engine.connect() as connection:
+        verdicts += [breach for row in connection.execute(text(BATCHES)) for breach in wrong_batch(*row)]
     assert not verdicts, "\n".join(["the judge found:", *verdicts])
     return found
+
+
+def wrong_batch(batch_id: UUID, finished: bool, cancelled: bool, wants: bool, completions: int, left: int) -> list[str]:
+    """An end too early, or a completion that is missing or too many."""
+    wrong = []
+    if finished and left:
+        wrong.append(f"batch {batch_id} has finished, {left} children have not")
+    if finished and cancelled:
+        wrong.append(f"batch {batch_id} is finished and cancelled")
+    if completions != (finished and wants):
+        wrong.append(f"batch {batch_id}: finished is {finished}, {completions} completion jobs")
+    return wrong
 
 
 def story(case: Case) -> str:

@@ -1,4 +1,4 @@
-"""The broker restarts, dies, loses its disk, its queue or its exchange: every job succeeds, once."""
+"""The broker restarts, dies, loses its disk, its queue or its exchange (C18 to C20): every job succeeds, once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import pytest
 from kombu import Connection
 from sqlalchemy import Engine
 
+from tests.conftest import Scale
 from tests.faults.effects import Effects
 from tests.faults.outcomes import Outcomes, submit_each
+from tests.faults.points import QUICK
 from tests.nodes.marks import on_own_rabbitmq, on_own_valkey, on_rabbitmq
 from tests.nodes.servers import BrokerNode
 from tests.nodes.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("settings")
-EACH = 100  # jobs of each mode
 GAPS_ARE_LONG = pytest.mark.environment(DEADSURE_RESEND_FIRST_S="60", DEADSURE_EVIDENCE_AGE_S="0.5")
 
 
@@ -26,21 +27,32 @@ def outcomes(engine: Engine) -> Outcomes:
 
 
 def under_load(
-    broker: BrokerNode, engine: Engine, jobs: Any, outcomes: Outcomes, start_worker: Any, start_relay: Any, outage: Any
+    broker: BrokerNode,
+    engine: Engine,
+    jobs: Any,
+    outcomes: Outcomes,
+    start_worker: Any,
+    start_relay: Any,
+    outage: Any,
+    scale: Scale,
 ) -> None:
     """Worker and relay at work; the outage strikes in the middle, jobs are submitted before, in and after it."""
+    each = scale.published
     worker, relay = start_worker(options=["--without-relay"]), start_relay()
     numbers = (worker.pid, relay.pid)
-    submit_each(engine, jobs, EACH)
-    outcomes.wait_effects(EACH // 5)
-    assert outcomes.states()["queued"] > EACH // 2, "the outage comes in the middle"
+    submit_each(engine, jobs, each)
+    outcomes.wait_effects(each // 5)
+    assert outcomes.states()["queued"] > each // 2, "the outage comes in the middle"
+    unsent = outcomes.value("SELECT count(*) FROM outbox WHERE sends = 0")
     outage(broker)
-    submit_each(engine, jobs, EACH // 5)
-    outcomes.wait_all_succeeded(EACH * 2 + EACH // 5 * 2)
-    outcomes.assert_once(EACH * 2 + EACH // 5 * 2)
+    submit_each(engine, jobs, each // 5)
+    outcomes.wait_all_succeeded(each * 2 + each // 5 * 2, 90 * scale.patience)
+    outcomes.assert_once(each * 2 + each // 5 * 2)
     assert worker.is_running()
     assert relay.is_running()
     assert (worker.pid, relay.pid) == numbers
+    assert unsent > 0, "it comes while jobs are being published"
+    print(f"broker outage under load: {each * 2 + each // 5 * 2} jobs, {unsent} not yet published when it came")  # noqa: T201  for the reader of `-rP`
 
 
 def orderly(broker: BrokerNode) -> None:
@@ -54,9 +66,11 @@ def kill9(broker: BrokerNode) -> None:
     broker.start()
 
 
+@pytest.mark.soak
 @on_own_rabbitmq
+@pytest.mark.environment(DEADSURE_WINDOW="50")
 @pytest.mark.parametrize("outage", [orderly, kill9], ids=["orderly", "kill9"])
-def test_rabbitmq_restarted_under_load(
+def test_c18_rabbitmq_restarted_while_jobs_are_published(
     broker: BrokerNode,
     engine: Engine,
     jobs: Any,
@@ -64,22 +78,45 @@ def test_rabbitmq_restarted_under_load(
     start_worker: Any,
     start_relay: Any,
     outage: Any,
+    scale: Scale,
 ) -> None:
-    under_load(broker, engine, jobs, outcomes, start_worker, start_relay, outage)
+    under_load(broker, engine, jobs, outcomes, start_worker, start_relay, outage, scale)
     assert broker.depth("quarantine") == 0
 
 
+@pytest.mark.soak
 @on_own_valkey
-@GAPS_ARE_LONG
-def test_valkey_killed_without_its_data_under_load(
-    broker: BrokerNode, engine: Engine, jobs: Any, outcomes: Outcomes, start_worker: Any, start_relay: Any
+@pytest.mark.environment(DEADSURE_RESEND_FIRST_S="60", DEADSURE_EVIDENCE_AGE_S="0.5", DEADSURE_WINDOW="50")
+def test_c18_c20_valkey_killed_without_its_data_while_jobs_are_published(
+    broker: BrokerNode, engine: Engine, jobs: Any, outcomes: Outcomes, start_worker: Any, start_relay: Any, scale: Scale
 ) -> None:
-    under_load(broker, engine, jobs, outcomes, start_worker, start_relay, lambda node: node.lose_disk())
+    under_load(broker, engine, jobs, outcomes, start_worker, start_relay, lambda node: node.lose_disk(), scale)
+
+
+@on_own_valkey
+@pytest.mark.environment(VISIBILITY_TIMEOUT_S="1", DEADSURE_EVIDENCE_AGE_S="0.5")
+def test_c20_a_job_longer_than_the_visibility_timeout_and_a_restart_without_data(
+    broker: BrokerNode, jobs: Any, outcomes: Outcomes, effects: Effects, start_worker: Any, tmp_path: Path
+) -> None:
+    """Redis/Valkey gives the message out again and again while its job runs: each time somebody owns it already."""
+    go = tmp_path / "go"
+    start_worker("tests.faults.visible_app", options=QUICK)
+    job = jobs.slow.delay(until=str(go)).id
+    outcomes.wait_running(1)
+    again = "SELECT count(*) FROM job_events WHERE event = 'received' AND reason = 'owned by a live worker'"
+    wait_for(lambda: outcomes.value(again) >= 1, 60, "the message was given out again")
+    broker.lose_disk()
+    late = jobs.leased_effect.delay(n=1).id
+    wait_for(lambda: effects.count(late) == 1, 60, "the worker serves the next job")
+    go.touch()
+    outcomes.wait_all_succeeded(2)
+    outcomes.assert_once(2)
+    assert effects.starts(job) == 1
 
 
 @on_own_rabbitmq
 @GAPS_ARE_LONG
-def test_rabbitmq_loses_its_disk_while_jobs_wait(
+def test_c18_rabbitmq_loses_its_disk_while_jobs_wait(
     broker: BrokerNode,
     engine: Engine,
     jobs: Any,
@@ -130,7 +167,7 @@ def test_the_work_queue_is_purged(
 
 @on_rabbitmq
 @GAPS_ARE_LONG
-def test_the_work_queue_is_deleted_while_the_relay_runs(
+def test_c19_the_work_queue_is_deleted_while_the_relay_runs(
     broker: BrokerNode, jobs: Any, outcomes: Outcomes, start_worker: Any, start_relay: Any
 ) -> None:
     relay = start_relay()
@@ -156,7 +193,7 @@ def test_the_work_queue_is_deleted_while_the_relay_runs(
 
 @on_rabbitmq
 @GAPS_ARE_LONG
-def test_the_exchange_is_deleted_while_the_relay_runs(
+def test_c19_the_exchange_is_deleted_while_the_relay_runs(
     broker: BrokerNode, engine: Engine, jobs: Any, outcomes: Outcomes, start_worker: Any
 ) -> None:
     worker = start_worker()

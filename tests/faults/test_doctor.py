@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
+from app.repair import forget_orphans, repair
+from db.session import connect
 from tests.faults.outcomes import Outcomes
 from tests.faults.points import QUICK
 from tests.nodes.marks import on_rabbitmq
@@ -70,16 +73,31 @@ def doctor(programs: Programs) -> Doctor:
 
 
 def test_a_system_at_work_is_healthy(
-    broker: BrokerNode, messages: Any, jobs: Any, outcomes: Outcomes, start_worker: Any, doctor: Doctor
+    broker: BrokerNode,
+    messages: Any,
+    jobs: Any,
+    database_url: str,
+    outcomes: Outcomes,
+    start_worker: Any,
+    doctor: Doctor,
 ) -> None:
-    """Success, retry and quarantine leave no warning on either broker, and the probe leaves no dead letter."""
+    """Success and quarantine leave no warning on either broker, and the probe leaves no dead letter.
+
+    All the while somebody repairs without any patience: no arrow leaves anything to mend, not even for a moment.
+    """
     start_worker(options=WORK)
     for n in range(20):
         jobs.leased_effect.delay(n=n)
         jobs.atomic.delay(n=n)
     messages.hopeless.delay(n=1)
     wanted = {"succeeded": 40, "quarantined": 1}
-    wait_for(lambda: outcomes.states() == wanted, 60, "all is done")
+    with closing(connect(database_url, "impatient")) as hand:
+
+        def done() -> bool:
+            assert repair(hand, age_s=0.0) == forget_orphans(hand) == []
+            return outcomes.states() == wanted
+
+        wait_for(done, 60, "all is done", poll_s=0.001)
     wait_for(lambda: outcomes.value("SELECT count(*) FROM dead_letters") == 1, 30, "its dead letter is there")
     code, news = doctor.json("--strict")
     assert (code, set(news) - {"queue.few_members"}) == (0, {"quarantine.waiting"}), news
@@ -166,6 +184,7 @@ def test_exit_codes_and_servers_that_are_away(engine: Engine, doctor: Doctor) ->
     code, seen = doctor.codes(BROKER_URL=away)
     assert (code, seen["broker.unreachable"]) == (2, "error")
     assert "expected.missing" not in seen
+    assert doctor.json(BROKER_URL="")[1]["broker.url"]["severity"] == "error"
     away = "postgresql+psycopg2://nobody@127.0.0.1:9/none"
     code, found = doctor.json(DATABASE_URL=away)
     assert (code, found["database.unreachable"]["checked"]) == (2, False)

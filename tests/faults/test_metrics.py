@@ -6,6 +6,7 @@ One story on one worker and one relay, since processes are what costs time here.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from kombu import Connection
 from tests.faults.effects import Effects
 from tests.faults.inject import Fault
 from tests.nodes.marks import on_rabbitmq
+from tests.nodes.monitoring import expressions, grouped_by, selectors
 from tests.nodes.node import Node
-from tests.nodes.scrape import Scrape, scrape, url_of
+from tests.nodes.scrape import Scrape, scrape
 from tests.nodes.servers import BrokerNode
 from tests.nodes.waiting import wait_for
 
@@ -63,15 +65,18 @@ def test_the_metrics_of_a_worker_and_a_relay_tell_what_happens(  # noqa: PLR0915
 ) -> None:
     import tests.faults.jobs_traced as traced  # noqa: PLC0415  # reads the environment when it is imported
 
+    taken = socket.create_server(("127.0.0.1", 0))
+    clash = start_relay(environment={"DEADSURE_METRICS_PORT": str(taken.getsockname()[1])})
     unclaimed = Fault("before:app.claim.claim", "kill", once_file=str(tmp_path / "unclaimed"))
     known = "tests.faults.jobs_deaths,tests.faults.jobs_traced"
     worker = start_worker(faults=[unclaimed], options=["--without-relay", "-I", known])
     relay = start_relay(ready_prompt="relay.ready")
-    port = url_of(worker).partition("127.0.0.1:")[2].partition("/")[0]
-    clash = start_relay(environment={"DEADSURE_METRICS_PORT": port}, ready_prompt="relay.ready")
+    # The port was taken: a line that says what to do, and a process that works all the same.
+    clash.wait_for_log("relay.ready")
     (refused,) = lines_of(clash, "metrics.port_taken")
     assert "DEADSURE_METRICS_PORT of its own" in refused["next_step"]
     assert clash.terminate() == 0
+    taken.close()
 
     # A child that dies before it claims, work, retries, a quarantine: the main process counts what its children did.
     job = traced.traced.apply_async(kwargs={"failures": 1}, correlation_id="order 7", traceparent=GIVEN)
@@ -140,6 +145,22 @@ def test_the_metrics_of_a_worker_and_a_relay_tell_what_happens(  # noqa: PLR0915
     worker.kill("SIGTERM")
     seen = wait_seen(worker, lambda s: s.total("deadsure_worker_draining") == 1, "the drain")
     assert seen.total("deadsure_worker_active_jobs") == 1
+    shown = [seen, scrape(relay)]
     go.touch()
     assert worker.wait(60) == 0
     wait_seen(relay, lambda s: s.total("deadsure_workers", lease="live") == 0, "that no worker is left")
+    assert_shown_is_all_that_is_asked_for(shown)
+
+
+def assert_shown_is_all_that_is_asked_for(shown: list[Scrape]) -> None:
+    """Every series, label and label value that rules and dashboard ask for is one that these endpoints have."""
+    for expression in expressions():
+        labels = set()
+        for selector in selectors(expression):
+            having = [seen for seen in shown if selector.name in seen.names()]
+            assert having, f"no endpoint has {selector.name}: {expression}"
+            found = {label for seen in having for label in seen.labels(selector.name)}
+            assert selector.used <= found, expression
+            assert any(list(seen.samples(selector.name, **dict(selector.equal))) for seen in having), expression
+            labels |= found
+        assert grouped_by(expression) <= labels, expression

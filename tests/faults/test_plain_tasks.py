@@ -168,3 +168,22 @@ def test_inspect_shows_a_running_job_under_its_job_id(
     assert (active["id"], active["name"]) == (job.id, "tests.slow")
     (tmp_path / "go").touch()
     outcomes.wait_all_succeeded(1)
+
+
+@on_rabbitmq
+def test_c21_a_result_store_that_is_down(
+    jobs: Any, court: Court, outcomes: Outcomes, effects: Effects, start_worker: Any
+) -> None:
+    """A finished effect is neither quarantined nor repeated for it, and no slot of the worker is lost."""
+    import tests.faults.jobs_messages as messages  # noqa: PLC0415
+
+    worker = start_worker("tests.faults.dead_results_app", concurrency=1)
+    good = [jobs.leased_effect.delay(n=1).id, jobs.atomic.delay(n=2).id]
+    hopeless = messages.hopeless.delay(n=3).id
+    wait_both_traces(court, hopeless)
+    after = jobs.leased_effect.delay(n=4).id
+    wait_for(lambda: all(effects.count(job_id) == 1 for job_id in (*good, after)), 60, "the worker serves on")
+    wait_for(lambda: outcomes.states() == {"succeeded": 3, "quarantined": 1}, 30, "each has its end")
+    assert (effects.starts(), effects.count()) == (4, 3)
+    assert outcomes.debts() == 0
+    assert worker.is_running()

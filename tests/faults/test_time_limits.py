@@ -97,6 +97,29 @@ def test_c06_soft_time_limit_strikes_at_the_end(
     }
 
 
+@on_rabbitmq
+def test_c06_soft_time_limit_strikes_in_the_ledger(
+    deadly: Any, court: Court, effects: Effects, start_worker: Any, tmp_path: Any
+) -> None:
+    """Not between the answer of a call and its record, but right after that."""
+    struck = identities({"started": None, "finished": None})
+    writes = {"started": "after:app.effects.Caller.start", "finished": "before:app.effects.Caller.finish"}
+    faults = [park(at, struck[name], tmp_path) for name, at in writes.items()]
+    worker = start_worker(APP, concurrency=2, faults=faults, options=QUICK)
+    for job_id in struck.values():
+        deadly.softly_calling.apply_async(kwargs={"how": "once"}, task_id=str(job_id))
+    wait_parked(tmp_path, *struck.values())
+    for name in map(str, struck.values()):
+        wait_for(lambda name=name: name in soft_limits(worker), 30, "its soft limit strikes")  # type: ignore[misc]
+    for parked in struck.values():
+        (tmp_path / f"go-{parked}").touch()
+    found = court.wait_succeeded(struck.values())
+    for job_id in struck.values():
+        assert (found[job_id].failures, found[job_id].crashes, effects.count(job_id)) == (1, 0, 1)
+        (failed,) = found[job_id].events("retry")
+        assert "SoftTimeLimitExceeded" in str(failed.reason)
+
+
 def soft_limits(worker: Any) -> str:
     """What the worker logged about soft limits."""
     return "\n".join(line for line in worker.logs().splitlines() if "Soft time limit" in line)

@@ -94,7 +94,6 @@ class Batches:
             "why",
             "f",
             failure="permanent",
-            failed=True,
             offer_s=1,
             in_transaction=False,
         )

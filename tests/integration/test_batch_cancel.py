@@ -103,7 +103,7 @@ def test_cancel_while_the_coordinator_pages(
     if place == "submit_page":
         monkeypatch.setattr(mechanism, place, nth_time(mechanism.submit_page, 2, strike, before=False))
     else:  # its transaction is open, its guard is still to come
-        monkeypatch.setattr(mechanism, "one", nth_time(one, 3, strike, before=True))
+        monkeypatch.setattr(mechanism, "one", nth_time(one, 4, strike, before=True))
     assert batches.attempt(batch_id).settlement is Settlement.IGNORE
     assert scene.state(batch_id) == "cancelled", "it ends by itself, though nobody came to cancel the coordinator"
     before = sum(states(scene, batch_id).values())

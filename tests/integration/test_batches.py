@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from click.testing import CliRunner
 
 from app import batches as mechanism
 from app import completion, finish, release, submit
@@ -266,6 +267,15 @@ def test_looks_go_round_many_open_batches(scene: Scene, batches: Batches, monkey
     assert [str(batch_id) for batch_id in found] == [scene.ask("SELECT md5('450')::uuid::text")]
 
 
+def decide(command: str, job_id: UUID) -> None:
+    """`deadsure quarantine COMMAND JOB_ID`."""
+    from tasks.commands import deadsure  # noqa: PLC0415  reads the environment when it is imported
+
+    why = ["--evidence", "seen"] if command == "settle" else ["--reason", "c31", "--yes"]
+    done = CliRunner().invoke(deadsure, ["quarantine", command, str(job_id), *why])
+    assert done.exit_code == 0, done.output
+
+
 @pytest.mark.parametrize("last", ["replay", "cancel", "settle"])
 def test_c31_completion_comes_once_whatever_became_of_the_children(scene: Scene, batches: Batches, last: str) -> None:
     """Requeued by an orderly shutdown, retried, killed at a deploy, cancelled; and one that went to quarantine."""
@@ -284,15 +294,11 @@ def test_c31_completion_comes_once_whatever_became_of_the_children(scene: Scene,
     batches.succeed(requeued, retried, killed, plain)
     assert counts(scene, batch_id) == {"succeeded": 4, "quarantined": 1, "cancelled": 1}
     assert (batches.look(), batches.completions()) == ([], 0), "a quarantined child blocks"
-    match last:
-        case "replay":  # as the arrow does: back to the queue, under the same id
-            scene.change(quarantined, state="queued", cause=None)
-            assert batches.look() == []
-            batches.succeed(quarantined)
-        case "settle":
-            scene.change(quarantined, state="succeeded", result_key="settled", finished_at="now")
-        case _:
-            cancel(eyes, quarantined)
+    decide(last, quarantined)
+    if last == "replay":
+        assert scene.state(quarantined) == "queued"
+        assert batches.look() == []
+        batches.succeed(quarantined)
     assert (batches.look(), batches.look(), batches.completions()) == ([batch_id], [], 1)
     assert sum(batches.row(batch_id)["final_counts"].values()) == 6
     batches.attempt(UUID(batches.row(batch_id)["completion_id"]))

@@ -44,9 +44,7 @@ def test_who_waits_is_cancelled(scene: Scene, state: str) -> None:
     elif state == "retry_wait":
         finish.retry(on, holder, 60, "transient", "why", in_transaction=False)
     else:
-        finish.quarantine(
-            on, holder, "permanent", "why", "f", failure="permanent", failed=True, offer_s=1, in_transaction=False
-        )
+        finish.quarantine(on, holder, "permanent", "why", "f", failure="permanent", offer_s=1, in_transaction=False)
     assert scene.state(job_id) == state
     assert cancel.cancel(on, job_id) is Cancelled.CANCELLED
     assert (scene.state(job_id), scene.debt(job_id)) == ("cancelled", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,28 @@ def test_a_backlog_that_is_sent_again_is_no_warning_but_idle_workers_are(
     assert found(scene, [jobs.unclaimed_jobs])["workers.not_consuming"].severity is Severity.WARNING
     scene.claimed(worker)
     assert found(scene, [jobs.unclaimed_jobs])["jobs.unclaimed"].severity is Severity.INFO
+
+
+def test_a_backlog_behind_a_full_window_is_no_warning(scene: Scene) -> None:
+    for n in range(5):
+        scene.job(n=n)
+    rows(scene.eyes, f"UPDATE outbox SET due_at = {HOUR}")
+    assert found(scene, [jobs.unsent_debts])["jobs.unsent"].severity is Severity.WARNING
+    rows(
+        scene.eyes,
+        "UPDATE outbox SET sends = 1, sent_at = clock_timestamp(), due_at = clock_timestamp() + interval '30 s'"
+        " WHERE ctid IN (SELECT ctid FROM outbox LIMIT 4)",
+    )
+    small = replace(look(scene.eyes), settings=replace(app_settings.settings(), window=5))
+    assert [one.code for one in run([jobs.unsent_debts], small)] == ["jobs.backlog"]
+
+
+def test_a_parked_job_does_not_accuse_its_workers(scene: Scene) -> None:
+    scene.worker()
+    job_id = scene.job()
+    scene.sent(job_id, sends=5)
+    rows(scene.eyes, "UPDATE jobs SET parked_at = clock_timestamp()")
+    assert found(scene, [jobs.unclaimed_jobs]) == {}
 
 
 def test_an_orphaned_debt_keeps_its_key_taken_until_it_is_deleted(scene: Scene) -> None:

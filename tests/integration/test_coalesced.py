@@ -69,7 +69,7 @@ def deliveries(scene: Scene, jobs: list[UUID], **changed: Any) -> list[Delivery]
 
 def run(seat: Seat, found: list[Delivery], job_type: JobType) -> list[Ending]:
     """As a pool child does it."""
-    return coalesced.run(seat, found, job_type, Watch(may_kill=False))
+    return coalesced.run(seat, found, job_type, Watch(may_tell=False))
 
 
 def effects(scene: Scene) -> list[UUID]:

@@ -50,7 +50,6 @@ def quarantine(scene: Scene, job_id: UUID) -> None:
         "ValueError in file.py:handler",
         "abc123",
         failure="permanent",
-        failed=True,
         offer_s=30,
         in_transaction=False,
     )

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
 
+from app.domain import reports as domain_reports
 from app.domain import vocabulary
 from app.domain.atomic_file import atomic_file
 from app.domain.errors import UnknownAccount
@@ -178,6 +179,22 @@ def test_file_holds_exactly_the_orders_of_the_account_and_month(engine: Engine, 
         path=reports / f"{job_id}.csv",
     )
     assert names(reports) == [f"{job_id}.csv"]
+
+
+def test_long_export_tells_how_many_rows_are_written(
+    engine: Engine, reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(domain_reports, "PROGRESS_ROWS", 2)
+    plant(engine, orders=0)
+    for note in ("a", "two\nlines", "", "d", "e"):  # rows are counted, not lines
+        add_order(engine, at="2026-10-05", note=note)
+    told: list[tuple[int, int]] = []
+    plain, watched = (
+        export(engine, reports, uuid4()),
+        export(engine, reports, uuid4(), on_rows=lambda rows, total: told.append((rows, total))),
+    )
+    assert told == [(0, 5), (2, 5), (4, 5)]
+    assert (watched.rows, watched.sha256) == (plain.rows, plain.sha256)
 
 
 def test_month_without_orders_is_a_header(engine: Engine, reports: Path) -> None:

@@ -29,10 +29,6 @@ def retry(on: PgConnection, holder: Holder, in_transaction: bool) -> None:
 
 
 def quarantine(on: PgConnection, holder: Holder, in_transaction: bool) -> None:
-    blamed_quarantine(on, holder, in_transaction, failed=True)
-
-
-def blamed_quarantine(on: PgConnection, holder: Holder, in_transaction: bool, *, failed: bool) -> None:
     finish.quarantine(
         on,
         holder,
@@ -40,7 +36,6 @@ def blamed_quarantine(on: PgConnection, holder: Holder, in_transaction: bool, *,
         "ValueError in a.py:b",
         "f1",
         failure="permanent",
-        failed=failed,
         offer_s=OFFER_S,
         in_transaction=in_transaction,
     )
@@ -142,12 +137,11 @@ def test_quarantine_leaves_the_first_trace_and_the_debt_for_the_second(scene: Sc
     assert reasons(scene, holder) == {"permanent: ValueError in a.py:b"}
 
 
-@pytest.mark.parametrize("failed", [True, False])
-def test_a_quarantine_counts_a_failure_only_where_there_was_one(scene: Scene, failed: bool) -> None:
+def test_a_quarantine_counts_its_failure(scene: Scene) -> None:
     worker = scene.worker()
     holder = scene.claimed(worker, scene.job(failures=2))
-    blamed_quarantine(worker.session, holder, False, failed=failed)
-    assert scene.row(holder.claimed.job_id)["failures"] == 2 + failed
+    quarantine(worker.session, holder, False)
+    assert scene.row(holder.claimed.job_id)["failures"] == 3
 
 
 def test_a_second_quarantine_owes_a_trace_of_its_own(scene: Scene) -> None:

@@ -173,7 +173,6 @@ VALUES: dict[str, Any] = {
     "cause": "killed",
     "reason": "r",
     "fingerprint": "f",
-    "failed": 1,
     "offer_s": 30,
     "grace_s": 600,
     "proof": "killed",

@@ -54,6 +54,17 @@ def test_the_newest_report_is_written(scene: Scene) -> None:
     wait_for(lambda: told(scene, job) == (5, None), 10, "without a total")
 
 
+def test_async_result_tells_the_progress_of_a_running_job(scene: Scene, jobs: Any) -> None:
+    worker = scene.worker()
+    job = job_of(scene, worker, scene.claimed(worker))
+    result = jobs.leased_effect.AsyncResult(str(job.job_id))
+    assert (result.state, result.info) == ("STARTED", None)
+    job.progress(1, 4)
+    wait_for(lambda: (result.state, result.info) == ("STARTED", {"done": 1, "total": 4}), 10, "it is told")
+    scene.change(job.job_id, state="succeeded", worker_id=None, result_key="k", finished_at="now", result='{"n": 1}')
+    assert (result.state, result.info) == ("SUCCESS", {"n": 1})
+
+
 def test_reports_of_one_gap_are_one_write(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Any] = []
 

@@ -423,10 +423,15 @@ def test_workers_runs_and_dead_letters_by_age(scene: Scene, ended: End) -> None:
             " VALUES (gen_random_uuid(), '[]', 'a', 'r', %s)",
             (at,),
         )
+    dead_letter(scene, None, "2020-01-01")
+    rows(
+        scene.eyes,
+        "UPDATE dead_letters SET dismissed_at = '2020-01-02', dismissed_by = 'me', dismissed_reason = 'old'",
+    )
     for whose in (job_id, None):  # of a job that has not ended, and of no job
         dead_letter(scene, whose, "2020-01-01")
     done = prune(scene)
-    assert +done.rest == {"workers": 2, "replay_runs": 1}
+    assert +done.rest == {"workers": 2, "replay_runs": 1, "dead_letters": 1}
     left = {row[0] for row in rows(scene.eyes, "SELECT worker_id::text FROM workers")}
     assert left == {str(busy.worker_id), str(live.worker_id)}
     assert scene.ask("SELECT count(*) FROM dead_letters") == 2

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
@@ -27,6 +28,7 @@ from sqlalchemy.orm import Session
 from app import settings as app_settings
 from app import submit
 from app.errors import IdempotencyConflict, InvalidPayload, PayloadTooLarge, UnsupportedOption
+from app.job import current
 from app.job_types import JobType
 from app.settings import Settings
 from app.states import State
@@ -495,6 +497,20 @@ def test_a_rollback_leaves_no_job_no_message_no_journal(scene: Scene, jobs: Any,
     assert scene.picture() == before
     with Session(business) as session, session.begin():
         assert jobs.leased_effect.submit(session, n=1, idempotency_key="k").created
+
+
+def test_what_a_handler_submits_in_a_session_names_its_parent(scene: Scene, jobs: Any, business: Engine) -> None:
+    parent: Any = SimpleNamespace(job_id=uuid.uuid4(), correlation_id="order 7", trace_context=None)
+    token = current.set(parent)
+    try:
+        with Session(business) as session, session.begin():
+            one_job = jobs.leased_effect.submit(session, n=1)
+            (other,) = jobs.leased_effect.submit_many(session, [{"n": 2}])
+    finally:
+        current.reset(token)
+    for answer in (one_job, other):
+        row = scene.row(answer.job_id)
+        assert (row["parent_id"], row["correlation_id"]) == (str(parent.job_id), "order 7")
 
 
 def test_a_commit_takes_job_and_business_together(scene: Scene, jobs: Any, business: Engine) -> None:

@@ -37,7 +37,6 @@ def quarantine(holder: Holder, worker: Worker, *, cause: str = "permanent", fing
         "ValueError in x.py:handler",
         fingerprint,
         failure="permanent",
-        failed=True,
         offer_s=30,
         in_transaction=False,
         frames=FRAMES,

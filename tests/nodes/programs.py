@@ -104,11 +104,12 @@ class Programs:
         *,
         environment: Mapping[str, str] | None = None,
         faults: Iterable[Fault] = (),
+        ready: bool = True,
     ) -> Node:
         """Start `celery -A app beat`; waits until it has read its schedule."""
         name = self._unused("beat")
         raw = self._launch(["-m", "celery", "-A", app, "beat", "-l", "INFO"], name, environment, faults)
-        return self._keep(Node(NodeContainer(raw, "periodic.ready")), ready=True)
+        return self._keep(Node(NodeContainer(raw, "periodic.ready")), ready=ready)
 
     def producer(
         self,

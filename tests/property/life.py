@@ -269,7 +269,6 @@ class Life:
                 "r",
                 "f",
                 failure="permanent",
-                failed=True,
                 offer_s=30,
                 in_transaction=in_transaction,
             ),

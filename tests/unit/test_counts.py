@@ -64,7 +64,7 @@ def test_an_ending_comes_through_a_pipe_with_its_exception(settlement: Settlemen
     assert ending_of(pickle.loads(pickle.dumps(raised.value))) == ending  # noqa: S301  # our own
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-9, 1e-6, 0.00002, 0.5, 86_400.25, 1e17])
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, 1e-6, 0.00002, 0.5, 86_400.25, 1e9])
 def test_a_success_comes_through_as_celerys_text_of_the_returned_value(seconds: float) -> None:
     told = tell(Ending(Settlement.SUCCEEDED, result_key="job:1", waited_s=seconds, ran_s=seconds))
     found = ending_of(saferepr(told, 1024))
@@ -73,7 +73,7 @@ def test_a_success_comes_through_as_celerys_text_of_the_returned_value(seconds: 
     assert [found.waited_s, found.ran_s] == pytest.approx([seconds, seconds], abs=1e-6)
 
 
-@pytest.mark.parametrize("foreign", [None, "'plain'", {"waited_s": 1}, KeyError("x"), "{'waited_s': 'long'}"])
+@pytest.mark.parametrize("foreign", [None, "'plain'", {"waited_s": 1}, KeyError("x"), "'job:1 waited long s, ran 1 s'"])
 def test_what_is_not_ours_is_no_ending(foreign: object) -> None:
     assert ending_of(foreign) is None
 
