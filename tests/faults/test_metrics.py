@@ -117,7 +117,9 @@ def test_the_metrics_of_a_worker_and_a_relay_tell_what_happens(  # noqa: PLR0915
     assert seen.total("deadsure_jobs_crashed_total", cause="killed", type="tests.death") == 1
     assert seen.total(PROCESSED, type="tests.death", outcome="crashed") == 1
     assert effects.count(slow.id) == 1
-    listening = {pid for pid in worker.children() for at in psutil.Process(pid).net_connections() if not at.raddr}
+    listening = {
+        pid for pid in worker.children() for at in psutil.Process(pid).net_connections() if at.status == "LISTEN"
+    }
     assert not listening, "a child that was forked later holds the port of the metrics"
 
     # A dead relay: nobody answers there, and the worker shows the debt that nobody pays.
