@@ -48,6 +48,12 @@ def atomic(job: Job, payload: Number) -> None:
     write(job, payload.n)
 
 
+@durable("bench.atomic_alone", payload=Number, mode="atomic", time_limit_s=30, coalesce=1)
+def atomic_alone(job: Job, payload: Number) -> None:
+    """`atomic`, one job to a delivery however many wait."""
+    write(job, payload.n)
+
+
 @durable("bench.leased", payload=Number, mode="leased")
 def leased(job: Job, payload: Number) -> None:
     """One row, committed with the success; the claim was committed before."""
@@ -70,6 +76,7 @@ def leased_sleepy(job: Job, payload: Number) -> None:
 
 TASKS = {
     "deadsure-atomic": {"effect": atomic, "sleepy": atomic_sleepy},
+    "deadsure-atomic-alone": {"effect": atomic_alone, "sleepy": atomic_sleepy},
     "deadsure-leased": {"effect": leased, "sleepy": leased_sleepy},
 }
 __all__ = ["TASKS", "app"]

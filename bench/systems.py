@@ -32,7 +32,14 @@ SYSTEMS = {
             "bench.deadsure_app",
             "deadsure-atomic",
             durable=True,
-            settings="defaults; claim, effect and success in one commit",
+            settings="defaults; claim, effect and success in one commit; under backlog many jobs to a delivery",
+        ),
+        System(
+            "deadsure-atomic-alone",
+            "bench.deadsure_app",
+            "deadsure-atomic-alone",
+            durable=True,
+            settings="coalesce=1: one job to a delivery",
         ),
         System(
             "deadsure-leased",
