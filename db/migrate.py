@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
 from psycopg2.errors import UndefinedTable
 from psycopg2.extensions import connection as PgConnection
 from sqlalchemy import create_engine, pool
 
 from db.session import SOCKET_OPTIONS, check_url, one
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 OLDEST, NEWEST = 2, 2
 UPGRADE_LOCK = 0x6465_6164_7375_7265  # "deadsure": two upgrades at once wait for each other
@@ -28,6 +30,8 @@ class SchemaError(RuntimeError):
 
 def config() -> Config:
     """Alembic's configuration, without an ini file."""
+    from alembic.config import Config  # noqa: PLC0415  # a worker only reads the revision, and starts sooner without
+
     made = Config()
     made.set_main_option("script_location", str(files("db") / "migrations"))
     return made
@@ -35,6 +39,8 @@ def config() -> Config:
 
 def upgrade(url: str, revision: str = "head") -> tuple[int, int]:
     """Bring the schema to `revision`; returns (before, after) as revision numbers, 0 for an empty database."""
+    from alembic import command  # noqa: PLC0415  # as above
+
     engine = create_engine(check_url(url), poolclass=pool.NullPool, connect_args=SOCKET_OPTIONS)
     with engine.connect() as connection:
         # Not waiting in the server: a waiting session's snapshot would hold up CREATE INDEX CONCURRENTLY for ever.

@@ -7,10 +7,10 @@ import warnings
 from pathlib import Path
 
 from celery import Celery
+from kombu.transport import TRANSPORT_ALIASES
 
 from app.errors import ConfigurationError
 from app.settings import settings
-from tasks import valkey
 
 PROGRAMS = ("celery", "deadsure", "-m")  # a wrong environment ends them in one line
 
@@ -25,6 +25,7 @@ except ConfigurationError as wrong:
         sys.exit(f"Error: {wrong}")
     raise  # an importing application decides for itself
 
-valkey.use_for_redis_urls()
+# By the alias and not by Celery's `broker_transport`: the URL keeps its scheme, which Flower and the banner show.
+TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), "tasks.valkey:Transport"))
 app = Celery("deadsure", set_as_current=True, control="tasks.control:JobControl")
 app.config_from_object("celeryconfig")

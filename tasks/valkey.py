@@ -12,21 +12,13 @@ import base64
 import uuid
 from typing import Any
 
-from kombu.transport import TRANSPORT_ALIASES, redis
+from kombu.transport import redis
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
 from app.journal import log
 from tasks.headers import NO_ENVELOPE
 from tasks.topology import DEAD_LETTER_EXCHANGE, EXCHANGE
-
-
-def use_for_redis_urls() -> None:
-    """Let `redis://` and `rediss://` mean this transport in this process.
-
-    By the alias and not by Celery's `broker_transport`: the URL keeps its scheme, which Flower and the banner show.
-    """
-    TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), f"{__name__}:Transport"))
 
 
 class Channel(redis.Channel):
