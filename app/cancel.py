@@ -15,6 +15,7 @@ from psycopg2.extensions import connection as PgConnection
 
 from db.session import one
 
+# Entry before debt, as where a dead letter is stored: the other way round each would wait for the other.
 CANCEL = """
 WITH candidate AS (
     SELECT job_id FROM jobs
@@ -32,11 +33,12 @@ WITH candidate AS (
       FROM candidate
      WHERE jobs.job_id = candidate.job_id AND state = 'running' AND %(cause)s <> 'expired'
     RETURNING jobs.job_id
-), paid AS (
-    DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id
 ), closed AS (
     UPDATE quarantine_entries entry SET closed_at = clock_timestamp()
       FROM job WHERE entry.job_id = job.job_id AND entry.episode = job.episode AND closed_at IS NULL
+    RETURNING entry.job_id
+), paid AS (
+    DELETE FROM outbox USING job LEFT JOIN closed USING (job_id) WHERE outbox.job_id = job.job_id
 ), action AS (
     INSERT INTO quarantine_actions (job_id, episode, action, author, reason)
     SELECT job_id, episode, 'cancel', %(author)s, %(reason)s FROM job WHERE %(episode)s::int IS NOT NULL

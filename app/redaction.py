@@ -139,11 +139,13 @@ def reveal(python: Any, plain: Any) -> Any:
         return text_of(python.get_secret_value())
     if isinstance(python, SecretStr | Secret):
         return to_jsonable_python(python.get_secret_value())
+    if not (isinstance(python, Mapping | list | tuple | set | frozenset) and isinstance(plain, dict | list)):
+        return plain
+    if len(python) != len(plain):
+        raise ValueError("its JSON has another shape than its fields, and secrets in it would be lost")
     if isinstance(python, Mapping) and isinstance(plain, dict):
         return {name: reveal(entry, plain[name]) for name, entry in zip(plain, python.values(), strict=True)}
-    if isinstance(python, list | tuple | set | frozenset) and isinstance(plain, list):
-        return [reveal(entry, shown) for entry, shown in zip(python, plain, strict=True)]
-    return plain
+    return [reveal(entry, shown) for entry, shown in zip(python, plain, strict=True)]
 
 
 def text_of(secret: bytes) -> str:

@@ -67,7 +67,7 @@ def print_table(title: str, columns: Sequence[str], entries: Sequence[Sequence[A
     """A table; empty cells for None."""
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, no_wrap=column in WHOLE)
+        table.add_column(column, no_wrap=column in WHOLE, overflow="fold")
     for entry in entries:
         table.add_row(*["" if cell is None else cell_text(cell) for cell in entry])
     console = Console()

@@ -24,6 +24,8 @@ from app.settle import settle
 
 LEFT = 3  # exit code: some of the jobs were left as they are
 BODY_SHOWN = 4000
+GROUP_SHOWN = ("fingerprint", "count", "first_seen", "last_seen", "types", "causes", "sample_reason", "sample_job_id")
+ENTRY_SHOWN = ("job_id", "type", "scope", "cause", "reason", "attempt", "quarantined_at")
 
 
 @click.group("quarantine")
@@ -48,10 +50,10 @@ def list_command(each: bool, unreadable: bool, limit: int, as_json: bool, **narr
             columns: tuple[str, ...] = ("dead_letter_id", "received_at", "reason", "size", "source")
         elif each or filters.fingerprint:
             found = quarantine.entries(connection, filters, limit)
-            title, columns = "quarantined jobs", quarantine.ENTRY_COLUMNS
+            title, columns = "quarantined jobs", ENTRY_SHOWN
         else:
             found = quarantine.groups(connection, filters, limit)
-            title, columns = "groups in quarantine", quarantine.GROUP_COLUMNS
+            title, columns = "groups in quarantine", GROUP_SHOWN
     if as_json:
         print_json(found)
         return

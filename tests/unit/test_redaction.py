@@ -6,8 +6,9 @@ import json
 from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, Secret, SecretBytes, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, Secret, SecretBytes, SecretStr, field_serializer
 
+from app.errors import InvalidPayload
 from app.redaction import HIDDEN, SECRET, UNDECLARED, redact
 from app.submit import encode
 
@@ -103,3 +104,15 @@ def test_undeclared_members_are_hidden_unless_the_model_takes_any() -> None:
     assert redact(Inner, {"b": 2}) == {"b": UNDECLARED}
     assert HUSH not in str(redact(Aliased, {"t": HUSH}))
     assert HUSH not in str(redact(Aliased, {"token": HUSH}))
+
+
+def test_a_secret_that_a_serializer_hides_is_refused_and_not_lost() -> None:
+    class Folded(BaseModel):
+        keys: dict[str, SecretStr]
+
+        @field_serializer("keys", when_used="json")
+        def fold(self, keys: dict[str, SecretStr]) -> list[str]:
+            return [*keys, "more"]
+
+    with pytest.raises(InvalidPayload, match="secrets in it would be lost"):
+        encode(Folded(keys={"a": SecretStr(HUSH)}))
