@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from app import settings_rules
 from app.ages import Age
 from app.errors import ConfigurationError
 from db.session import DatabaseUrlError, check_url
@@ -116,16 +117,8 @@ class Settings:
                 continue
             if isinstance(value, int | float) and not isinstance(value, bool | Age) and not 0 < value < math.inf:
                 raise ConfigurationError(f"{entry.metadata['name']}={value}: must be a number above 0")
-        if self.lease_renew_s * 3 > self.lease_s:
-            raise ConfigurationError(
-                f"DEADSURE_LEASE_RENEW_S={self.lease_renew_s:g} is too long for DEADSURE_LEASE_S="
-                f"{self.lease_s:g}: a lease must outlast at least three renewals"
-            )
-        if self.resend_first_s > self.resend_max_s:
-            raise ConfigurationError(
-                f"DEADSURE_RESEND_FIRST_S={self.resend_first_s:g} is longer than "
-                f"DEADSURE_RESEND_MAX_S={self.resend_max_s:g}"
-            )
+        values = {f.metadata["name"]: getattr(self, f.name) for f in fields(self)}
+        settings_rules.check(values.__getitem__)
         if self.log_level.upper() not in LEVELS:
             raise ConfigurationError(f"DEADSURE_LOG_LEVEL={self.log_level!r}: write one of {', '.join(LEVELS)}")
         if self.log not in ("json", "console", "auto"):

@@ -16,6 +16,7 @@ from app.cli.session import database
 from app.domain.cli import seed
 from app.job_types import find
 from app.settings import Settings, settings
+from app.settings_reference import markdown
 from app.states import State
 from db.migrate import upgrade
 
@@ -149,10 +150,14 @@ def jobs_list(state: str | None, job_type: str | None, older_s: float, limit: in
 
 
 @deadsure.command("settings")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print docs/configuration.md.")
 @json_option
 @reporting_errors
-def show_settings(as_json: bool) -> None:
+def show_settings(as_markdown: bool, as_json: bool) -> None:
     """List every setting: environment variable, default, what it is."""
+    if as_markdown:
+        click.echo(markdown(), nl=False)
+        return
     known: list[Any] = [list(entry) for entry in Settings.describe()]
     if as_json:
         print_json([dict(zip(("name", "default", "doc"), entry, strict=True)) for entry in known])

@@ -19,7 +19,7 @@ JOB_ID, WORKER_ID, BATCH_ID = UUID(int=1), UUID(int=2), UUID(int=3)
 LIVE = Fleet(live=2, consuming=2, knowing=2, versions=("a.b@1",), relays=(1, 1), sweepers=(1, 1), busy=1)
 POOLED = replace(LIVE, relays=None, sweepers=None, busy=None)
 CALM = Broker("rabbitmq", reachable=True, exists=True, ready=0, consumers=2, unacknowledged=1)
-README = Path(__file__).parents[2] / "README.md"
+MANUAL = Path(__file__).parents[2] / "docs/operations.md"
 
 
 def ago(seconds: float) -> datetime:
@@ -193,11 +193,11 @@ def test_explanations_that_depend_on_more_than_their_cause() -> None:
     assert "only the note was lost" in diagnose(lost_note).explanation
 
 
-def test_each_rule_is_named_once_and_stands_in_the_readme() -> None:
+def test_each_rule_is_named_once_and_stands_in_the_manual() -> None:
     rules = {rule for of_state in BY_STATE.values() for rule in of_state} | set(unknown.RULES)
     names = [rule.__name__ for rule in rules]
     assert len(names) == len(set(names))
-    told = README.read_text()
+    told = MANUAL.read_text()
     plain = {"succeeded", "settled", "cancelled", "expired"}
     rare = {"debt_missing", "waiting_expired", "waiting_for_delivery", "owner_unknown", "lease_over"}
     rest = {"batch_waits_for_children", "job_missing_for_messages"}

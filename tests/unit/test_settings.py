@@ -53,6 +53,11 @@ def test_each_kind_of_value_is_converted() -> None:
         ("DEADSURE_LOG", "xml"),
         ("DEADSURE_LOG_LEVEL", "LOUD"),
         ("DEADSURE_RESEND_FIRST_S", "1000"),  # longer than the longest gap
+        ("DEADSURE_RESEND_FIRST_S", "0.5"),  # shorter than the poll
+        ("DEADSURE_SWEEP_S", "31"),
+        ("DEADSURE_PREFETCH", "1001"),
+        ("DEADSURE_CONSUMER_TIMEOUT_S", "29"),
+        ("DEADSURE_SHUTDOWN_GRACE_S", "1801"),
         ("DEADSURE_POLL_S", "-0.1"),
         ("DEADSURE_NO_SUCH_THING", "1"),
         ("DEADSURE_lease_s", "30"),
