@@ -92,10 +92,10 @@ def hold(seat: Seat, delivery: Delivery, job_type: JobType) -> Ending:
             seat.clock.wait()
             if tries == 0:
                 log.warning(
-                    "database.away",
+                    "database.away" if isinstance(outage, DatabaseAway) else "attempt.again",
                     job_id=str(delivery.job_id),
                     error=str(outage),
-                    consequence="the delivery is held until the database is back",
+                    consequence="nothing was written; the delivery is held until the database is back",
                 )
             seat.drop()
             reruns += isinstance(outage, RunAgain) and seat.reachable()
@@ -223,6 +223,7 @@ def effect(seat: Seat, job: Job, claimed: Claimed) -> str | None:
     wanted = find(claimed.type, claimed.version)
     job.payload = wanted.parse(claimed.payload)
     stored = storable(job, handle(seat, job, HANDLERS[wanted.name, wanted.version]))
+    job.check_transaction()
     job.write_outgoing()
     return stored
 

@@ -20,10 +20,12 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NoReturn
 from uuid import UUID
 
 import psycopg2
-from sqlalchemy.exc import DBAPIError
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
+from sqlalchemy.exc import SQLAlchemyError
 
 from app import attempt, finish
 from app.claim import Claimed, Delivery, begin_atomic_all, may_begin_atomic
@@ -45,14 +47,17 @@ from db.pooled import with_pooled
 CHUNK_S = 0.02
 CHUNK_JOBS = 50  # PostgreSQL keeps 64 subtransactions of a transaction in memory that all can see
 GIVEN_BACK = Ending(Settlement.IGNORE, reason="given back before it was started")
-OWN_ANSWER_ALONE = (psycopg2.Error, DBAPIError, DatabaseAway, LeaseLost, RunAgain)
 
 
 @dataclass
 class Pace:
-    """How many jobs of a type share a commit: doubled while they are quick, cut when they are not."""
+    """How many jobs of a type share a commit: doubled while they are quick, cut when they are not.
+
+    `shares` is False once a handler has changed its transaction for those behind it.
+    """
 
     jobs: int = 1
+    shares: bool = True
 
     def note(self, jobs: int, took_s: float) -> None:
         """A chunk of so many jobs took so long."""
@@ -60,6 +65,7 @@ class Pace:
             self.jobs = max(1, int(jobs * CHUNK_S / took_s))
         elif jobs >= self.jobs:
             self.jobs = min(CHUNK_JOBS, self.jobs * 2)
+        self.jobs = self.jobs if self.shares else 1
 
 
 _paces: dict[str, Pace] = {}
@@ -83,7 +89,7 @@ class Queue:
             if not self._waiting:
                 return
             left = [delivery.job_id for delivery in self._waiting]
-            with suppress(psycopg2.Error):
+            with suppress(psycopg2.Error, SQLAlchemyError):
                 with_pooled(
                     settings().need_database(),
                     settings().submit_timeout_s,
@@ -138,8 +144,8 @@ def share(seat: Seat, chunk: Sequence[Delivery], job_type: JobType, pace: Pace) 
     began = time.perf_counter()
     token = uninterrupted.set(True)
     try:
-        endings = Chunk(seat, job_type).run(chunk)
-    except OWN_ANSWER_ALONE as error:
+        endings = Chunk(seat, job_type, pace).run(chunk)
+    except Exception as error:  # noqa: BLE001  # whatever it is, alone each job has its own answer to it
         log.warning(
             "chunk.lost",
             type=job_type.name,
@@ -161,11 +167,11 @@ def share(seat: Seat, chunk: Sequence[Delivery], job_type: JobType, pace: Pace) 
 class Chunk:
     """One transaction, and the jobs in it."""
 
-    def __init__(self, seat: Seat, job_type: JobType) -> None:
-        self._seat, self._type = seat, job_type
+    def __init__(self, seat: Seat, job_type: JobType, pace: Pace) -> None:
+        self._seat, self._type, self._pace = seat, job_type, pace
         self._connection, self._worker_id = seat.connection(), seat.worker_id
         self._done: list[tuple[UUID, str, str | None]] = []
-        self._savepoint = self._children = False
+        self._savepoint, self._children = "", False
 
     def run(self, deliveries: Sequence[Delivery]) -> dict[UUID, Ending]:
         """Lock, run, commit. A job without an ending is to be attempted alone."""
@@ -184,7 +190,7 @@ class Chunk:
     def one(self, claimed: Claimed, delivery: Delivery) -> Ending:
         """One job: its handler behind a savepoint; the arrow of a failure at once, that of a success at the end."""
         holder = finish.Holder(claimed, delivery, self._worker_id, commits=False)
-        job = Job(self._seat, claimed, self._worker_id, self._type, joins=self._savepoint)
+        job = Job(self._seat, claimed, self._worker_id, self._type, behind=self._savepoint)
         token = current.set(job)
         trace = traced(
             claimed.type, job.job_id, job.attempt, job.correlation_id, job.trace_context, queue=self._type.queue
@@ -197,7 +203,7 @@ class Chunk:
                 return ending
         finally:
             current.reset(token)
-            self._savepoint = self._savepoint or job.savepoint
+            self._savepoint = job.savepoint_name if job.savepoint else self._savepoint
             job.close()
 
     def ending(self, holder: finish.Holder, job: Job) -> Ending:
@@ -206,13 +212,28 @@ class Chunk:
             stored = attempt.effect(self._seat, job, holder.claimed)
         except (LeaseLost, RunAgain, DatabaseAway, SystemExit, KeyboardInterrupt):
             raise
-        except StoppedEarly:
-            job.undo()
-            raise
+        except (StoppedEarly, psycopg2.Error, SQLAlchemyError) as error:
+            # A deadlock, a timeout, a name that is taken: what the others hold in this transaction may be the cause.
+            self.step_back(job, error)
         except BaseException as error:  # noqa: BLE001  # CancelledError and the panics of extensions too
+            self.still_open()
             decision = attempt.judge(holder, job, self._type, error)
             attempt.record(self._connection, holder, job, decision)
             return attempt.failed(decision)
+        if job.lasting:
+            self._pace.shares = False
+            self.step_back(job, StoppedEarly("it changes the transaction for those behind it"))
         self._done.append((job.job_id, job.result_key, stored))
         self._children = self._children or bool(job.outgoing)
         return Ending(Settlement.SUCCEEDED, result_key=job.result_key, outcome=Outcome.SUCCEEDED)
+
+    def still_open(self) -> None:
+        """Raise RunAgain when a handler has ended the transaction of all, by a way that nobody could refuse."""
+        if self._connection.get_transaction_status() == TRANSACTION_STATUS_IDLE:
+            raise RunAgain("a handler ended the transaction")
+
+    def step_back(self, job: Job, error: BaseException) -> NoReturn:
+        """Leave nothing of the job in this transaction: it is attempted alone."""
+        self.still_open()
+        job.undo()
+        raise StoppedEarly("to be attempted alone") from error

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 from uuid import UUID
 
 import psycopg2
-from psycopg2.errors import DivisionByZero
+from psycopg2.errors import DivisionByZero, InvalidSavepointSpecification
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INERROR
 from psycopg2.extensions import connection as PgConnection
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -26,12 +27,14 @@ from app.clock import boottime_s, pause_s
 from app.errors import DeadsureError, LeaseLost, TransientError, UnrecoverableError
 from app.job_types import JobType
 from app.json_text import to_json
-from app.seat import BACK, SAVEPOINT, DatabaseAway, JobSession, Seat, broken, noticing_outage
+from app.seat import DatabaseAway, JobSession, Seat, broken, noticing_outage
 from app.submit import NOTIFY, NewJob, within
+from app.transaction_words import lasts, refuse_end
 from app.watch import Watched
 from db.session import one, rows
 
 CANCEL_LOOK_S = 1.0
+SAVEPOINTS = ("deadsure_effect", "deadsure_effect_too")
 CANCEL_REQUESTED = "SELECT cancel_requested FROM jobs WHERE job_id = %(job_id)s"
 CHECKPOINT = """
 UPDATE jobs SET checkpoint = %(cursor)s::jsonb
@@ -74,10 +77,8 @@ def strike() -> None:
 class Job:
     """What a handler knows of its job and may do with it."""
 
-    def __init__(
-        self, seat: Seat, claimed: Claimed, worker_id: UUID, job_type: JobType, *, joins: bool = False
-    ) -> None:
-        """`joins`: another job has left its savepoint in the transaction that this one shares."""
+    def __init__(self, seat: Seat, claimed: Claimed, worker_id: UUID, job_type: JobType, *, behind: str = "") -> None:
+        """`behind`: the savepoint that another job has left in the transaction which this one shares."""
         self.job_id = claimed.job_id
         self.attempt = claimed.attempt
         self.failures = claimed.failures
@@ -95,7 +96,10 @@ class Job:
         self.connection: PgConnection = seat.connection()
         self._seat, self._worker_id, self._type = seat, worker_id, job_type
         self._session: JobSession | None = None
-        self._joins = joins
+        self._behind = behind
+        # Never the name of the one before: what did not set its own savepoint must not roll back to another job's.
+        self.savepoint_name = SAVEPOINTS[behind == SAVEPOINTS[0]]
+        self.lasting = False
         self._cancel_asked_at, self._cancel_requested = 0.0, False
 
     @property
@@ -103,7 +107,7 @@ class Job:
         """A SQLAlchemy session whose writes commit with the job's success, or not at all."""
         if self._session is None:
             self.begin()
-            self._session = self._seat.session(self.connection)
+            self._session = self._seat.session(self.connection, self._back, self._note)
         return self._session
 
     @property
@@ -228,6 +232,8 @@ class Job:
         `parameters` as psycopg2 takes them (`%s`, `%(name)s`); a literal percent sign is written `%%` when there are
         any. Flush what `session` holds back before a statement that must see it.
         """
+        refuse_end(sql)
+        self._note(sql)
         opening = self._opening()
         # PostgreSQL reads a whole message before it runs any of it: a slip in a statement that was never run before
         # must not take the savepoint along.
@@ -235,11 +241,25 @@ class Job:
             self.begin()
             opening = ""
         with noticing_outage(self.connection):
-            if opening:
-                self._opened()  # whatever the statement itself does
-            found = rows(self.connection, f"{opening}; {sql}" if opening else sql, parameters)
+            found = self._first(opening, sql, parameters) if opening else rows(self.connection, sql, parameters)
         if len(_seen) < SEEN_LIMIT:
             _seen.add(sql)
+        return found
+
+    def _first(self, opening: str, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+        """The handler's first statement, in one message with what opens its part of the transaction."""
+        with self.connection.cursor() as cursor:
+            message = cursor.mogrify(f"{opening}; {sql}", parameters)  # what the driver refuses is not sent
+        try:
+            found = rows(self.connection, message)
+        except psycopg2.Error:
+            _seen.discard(sql)
+            # A message that PostgreSQL could not read (`IN ()`) has opened nothing; what can be told of it here is
+            # that no transaction is open. In one that was open before, the savepoint's name tells (`undo`).
+            if self.connection.get_transaction_status() != TRANSACTION_STATUS_IDLE:
+                self._opened()
+            raise
+        self._opened()
         return found
 
     def begin(self) -> None:
@@ -303,9 +323,21 @@ class Job:
         if self.savepoint:
             return ""
         if self.in_transaction:
-            return f"RELEASE {SAVEPOINT}; {SAVEPOINT}" if self._joins else SAVEPOINT
+            return f"RELEASE {self._behind}; {self._savepoint}" if self._behind else self._savepoint
         idle_ms = int(self._type.time_limit_s * 1200)
-        return f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; {SAVEPOINT}"
+        return f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; {self._savepoint}"
+
+    @property
+    def _savepoint(self) -> str:
+        return f"SAVEPOINT {self.savepoint_name}"
+
+    @property
+    def _back(self) -> str:
+        return f"ROLLBACK TO SAVEPOINT {self.savepoint_name}"
+
+    def _note(self, sql: str) -> None:
+        """Remember a statement that holds for longer than the job, where others share its transaction."""
+        self.lasting = self.lasting or lasts(sql)
 
     def _opened(self) -> None:
         self.in_transaction = self.savepoint = True
@@ -316,22 +348,44 @@ class Job:
             self.begin()
         if self._session is not None:
             self._session.flush()
+            while (nested := self._session.get_nested_transaction()) is not None:
+                nested.commit()  # as the commit of a whole session does; closing it would undo what is in it
         if self.outgoing:
             within(lambda sql, values: rows(self.connection, sql, values), self.outgoing)
+
+    def check_transaction(self) -> None:
+        """Raise when the handler has left no transaction in which its success could be written.
+
+        UnrecoverableError: it has ended it, by a way that nobody could refuse. TransientError: it has caught an error
+        of the database and gone on, but everything that it wrote is undone by it.
+        """
+        if not self.in_transaction:
+            return
+        status = self.connection.get_transaction_status()
+        if status == TRANSACTION_STATUS_IDLE:
+            raise UnrecoverableError("the handler ended the finishing transaction itself")
+        if status == TRANSACTION_STATUS_INERROR:
+            raise TransientError("the handler went on after an error of the database, without a savepoint of its own")
 
     def undo(self) -> None:
         """Roll back what the handler wrote; the row lock of an atomic job stays (H13).
 
-        Raises RunAgain when the transaction died with its database session: then nothing is left to undo, and what
-        went wrong in the handler is our outage.
+        Raises RunAgain when the transaction died with its database session, or never got as far as the savepoint: then
+        nothing is left to undo, and what went wrong in the handler is no word about the job.
         """
         self.outgoing.clear()
         self.close()
-        if self.in_transaction:
-            if broken(self.connection):
-                raise RunAgain("the job's transaction was lost with the database session")
-            if self.savepoint:
-                rows(self.connection, BACK)
+        if not self.in_transaction:
+            return
+        if broken(self.connection):
+            raise RunAgain("the job's transaction was lost with the database session")
+        if self.connection.get_transaction_status() == TRANSACTION_STATUS_IDLE:
+            self.in_transaction = self.savepoint = False  # the handler has ended it
+        elif self.savepoint:
+            try:
+                rows(self.connection, self._back)
+            except InvalidSavepointSpecification:
+                raise RunAgain("the first statement could not be read, nor the savepoint before it") from None
 
     def close(self) -> None:
         """Let go of the session; the transaction is not touched."""

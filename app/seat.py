@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 from uuid import UUID
 
 import psycopg2
 from psycopg2.extensions import connection as PgConnection
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
@@ -19,10 +20,8 @@ from app.clock import boottime_s, pause_s
 from app.errors import DeadsureError
 from app.lease import SharedLease
 from app.limit_clock import NO_CLOCK, LimitClock
+from app.transaction_words import refuse_end
 from db.session import connect, rows
-
-SAVEPOINT = "SAVEPOINT effect"
-BACK = "ROLLBACK TO SAVEPOINT effect"
 
 
 class DatabaseAway(DeadsureError):
@@ -31,6 +30,11 @@ class DatabaseAway(DeadsureError):
 
 class JobSession(Session):
     """The session of the finishing transaction: what it writes commits together with `succeed`, or not at all."""
+
+    def __init__(self, bind: Connection, back: str) -> None:
+        """`back`: the SQL that undoes what the handler wrote."""
+        super().__init__(bind=bind)
+        self._back = back
 
     def commit(self) -> None:
         """Refused: a commit of its own would let the effect stand without the job's success."""
@@ -42,7 +46,7 @@ class JobSession(Session):
         """Undo what the handler wrote so far in this attempt."""
         super().rollback()
         bind = self.get_bind()
-        bind.exec_driver_sql(BACK)  # type: ignore[union-attr]  # always bound to a Connection
+        bind.exec_driver_sql(self._back)  # type: ignore[union-attr]  # always bound to a Connection
 
 
 class Seat:
@@ -56,6 +60,7 @@ class Seat:
         self._main: PgConnection | None = None
         self._ledger: PgConnection | None = None
         self._engine: Engine | None = None
+        self._note: Callable[[str], None] = lambda _sql: None
         self._bind: Connection | None = None  # kept over jobs: making one costs more than a short job's SQL
 
     @property
@@ -83,6 +88,7 @@ class Seat:
                 pool_reset_on_return=None,
                 hide_parameters=True,  # what is logged of an error must quote no payload
             )
+            event.listen(self._engine, "before_cursor_execute", self._look)
             with noticing_outage(main):
                 self._engine.connect().close()
         return self._main
@@ -102,13 +108,22 @@ class Seat:
             self._ledger = self._connect(self.worker_id)
         return self._ledger
 
-    def session(self, connection: PgConnection) -> JobSession:
-        """A SQLAlchemy session on `connection`; the transaction around it is the attempt's. Raises DatabaseAway."""
+    def session(self, connection: PgConnection, back: str, note: Callable[[str], None]) -> JobSession:
+        """A SQLAlchemy session on `connection`; the transaction around it is the attempt's. Raises DatabaseAway.
+
+        `back`: the SQL that undoes what the handler wrote; `note` is told each statement before it is sent.
+        """
         if self._engine is None or connection is not self._main:
             raise DatabaseAway("the session of this attempt is gone")
         if self._bind is None:
             self._bind = self._engine.connect()
-        return JobSession(bind=self._bind)
+        self._note = note
+        return JobSession(self._bind, back)
+
+    def _look(self, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        """Before each statement of the handler's session."""
+        refuse_end(statement)
+        self._note(statement)
 
     def reconnect(self, tries: int) -> PgConnection:
         """A new session, however long it takes: pauses grow from the `tries`-th on."""

@@ -127,7 +127,7 @@ def connect(url: str, application_name: str = "deadsure", statement_timeout_s: f
     return connection
 
 
-def rows(connection: PgConnection, sql: str, parameters: Any = None) -> list[Row]:
+def rows(connection: PgConnection, sql: str | bytes, parameters: Any = None) -> list[Row]:
     """Run `sql` (one or several statements, one round trip) and return the rows of the last statement."""
     if isinstance(sql, Prepared) and isinstance(connection, PlanningConnection):
         return planned_rows(connection, sql, parameters)

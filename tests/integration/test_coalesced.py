@@ -2,78 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 from uuid import UUID
 
 import pytest
 
-from app import attempt, coalesced, submit
-from app.claim import Delivery
-from app.coalesced import CHUNK_JOBS, CHUNK_S, Pace
-from app.ending import Ending, Outcome
+from app import attempt, submit
+from app.coalesced import CHUNK_S, Pace
+from app.ending import Outcome
 from app.errors import TransientError, UnrecoverableError
 from app.job import Job
-from app.job_types import REGISTRY, JobType
-from app.lease import Keeper
 from app.seat import Seat
-from app.settings import settings
-from app.watch import Watch
 from db.session import rows
+from tests.integration.coalesced_scene import EFFECT, TYPE, Handler, deliveries, effects, run, sent
 from tests.integration.scene import Number, Scene
-
-TYPE = JobType(name="coalesced.atomic", payload=Number, mode="atomic", time_limit_s=30)
-EFFECT = "INSERT INTO test_effects (kind, job_id, attempt, pid) VALUES ('effect', %s, %s, 0)"
-Handler = Callable[[Job, Number], Any]
-
-
-@pytest.fixture
-def seat(scene: Scene) -> Iterator[Seat]:
-    keeper = Keeper(settings(), "coalesced", [])
-    keeper.start_lease()
-    made = Seat(keeper.shared, scene.url)
-    yield made
-    made.drop()
-    keeper.stop()
-
-
-@pytest.fixture
-def handler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Handler], None]:
-    """Makes a function the handler of TYPE, after it has left the job's effect; full chunks from the start."""
-    monkeypatch.setitem(REGISTRY, (TYPE.name, TYPE.version), TYPE)
-    monkeypatch.setitem(coalesced._paces, TYPE.name, Pace(CHUNK_JOBS))
-
-    def use(extra: Handler) -> None:
-        def handle(job: Job, payload: Number) -> Any:
-            job.execute(EFFECT, (str(job.job_id), job.attempt))
-            return extra(job, payload)
-
-        monkeypatch.setitem(attempt.HANDLERS, (TYPE.name, TYPE.version), handle)
-
-    use(lambda _job, _payload: None)
-    return use
-
-
-def sent(scene: Scene, count: int) -> list[UUID]:
-    """Jobs of TYPE whose one copy was sent."""
-    new = [submit.prepare(TYPE, Number(n=n)) for n in range(count)]
-    submit.within(lambda sql, values: rows(scene.eyes, sql, values), new)
-    for job in new:
-        scene.sent(job.job_id)
-    return [job.job_id for job in new]
-
-
-def deliveries(scene: Scene, jobs: list[UUID], **changed: Any) -> list[Delivery]:
-    return [scene.delivery(job_id, **changed) for job_id in jobs]
-
-
-def run(seat: Seat, found: list[Delivery], job_type: JobType) -> list[Ending]:
-    """As a pool child does it."""
-    return coalesced.run(seat, found, job_type, Watch(may_tell=False))
-
-
-def effects(scene: Scene) -> list[UUID]:
-    return [UUID(str(row[0])) for row in rows(scene.eyes, "SELECT job_id FROM test_effects ORDER BY effect_id")]
 
 
 @pytest.mark.usefixtures("handler")
