@@ -276,7 +276,7 @@ def test_plain_tasks_without_confirms(ward: Ward, monkeypatch: pytest.MonkeyPatc
 
 
 def test_more_held_than_the_host_has_memory(ward: Ward) -> None:
-    assert ward.news(prefetch=1_000_000) == {"worker.prefetch_memory": W}
+    assert ward.news(prefetch=1_000_000, window=1_000_000) == {"worker.prefetch_memory": W}
 
 
 def test_c13_a_consumer_timeout_shorter_than_a_time_limit(ward: Ward) -> None:

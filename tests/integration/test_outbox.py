@@ -17,7 +17,7 @@ from app.settings import Settings
 from db.session import rows
 from tests.integration.scene import Scene
 
-SETTINGS = Settings(resend_first_s=30, resend_max_s=900, window=1000, batch=200, evidence_age_s=2)
+SETTINGS = Settings(prefetch=1, resend_first_s=30, resend_max_s=900, window=1000, batch=200, evidence_age_s=2)
 
 
 def settings(**changed: Any) -> Settings:
