@@ -109,11 +109,19 @@ def own_valkey() -> Iterator[BrokerNode]:
         yield BrokerNode(made.valkey, made.valkey.url)
 
 
-@pytest.fixture
-def own_postgres() -> Iterator[ServerNode]:
-    """A PostgreSQL of this test alone, to be restarted, killed and wiped."""
+@pytest.fixture(scope="session")
+def second_postgres() -> Iterator[Postgres]:
+    """Handed from test to test: no two use it at once."""
     with temporary_stack(ROOT / "var", rabbitmq=False, valkey=False) as made:
-        yield ServerNode(made.postgres)
+        yield made.postgres
+
+
+@pytest.fixture
+def own_postgres(second_postgres: Postgres) -> ServerNode:
+    """A PostgreSQL that this test may restart, kill and wipe."""
+    if not second_postgres.running:
+        second_postgres.start()
+    return ServerNode(second_postgres)
 
 
 @dataclass(frozen=True)
@@ -253,7 +261,7 @@ def start_producer(programs: Programs) -> Any:
 @pytest.fixture
 def celery_worker_cluster(programs: Programs) -> CeleryWorkerCluster:
     """One worker, ready."""
-    return programs.workers(1)
+    return programs.workers(1, alone=False)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def served_by(effects: Effects, worker: WorkerNode) -> int:
 def test_two_workers_of_one_name_share_the_work(
     jobs: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any, tmp_path: Path
 ) -> None:
-    twins = [start_worker(concurrency=1, name="twin") for _ in range(2)]
+    twins = [start_worker(concurrency=1, name="twin", alone=False) for _ in range(2)]
     for shift in ("first", "second"):
         go = tmp_path / shift
         before = [served_by(effects, twin) for twin in twins]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import create_engine, pool
+from sqlalchemy import create_engine, pool, text
 
 from db import migrate, session
 from tests.faults.effects import CREATE_TABLE
@@ -21,8 +21,17 @@ def execute(url: str, statement: str) -> None:
         connection.exec_driver_sql(statement)
 
 
+def exists(server_url: str, name: str) -> bool:
+    """Whether the server has a database of this name."""
+    made = create_engine(server_url, poolclass=pool.NullPool)
+    with made.connect() as connection:
+        return connection.scalar(text("SELECT 1 FROM pg_database WHERE datname = :name"), {"name": name}) is not None
+
+
 def make_template(server_url: str) -> str:
-    """Migrate a new database to head and add the tests' effect table: its name."""
+    """A database migrated to head with the tests' effect table, made unless it is there: its name."""
+    if exists(server_url, TEMPLATE):
+        return TEMPLATE
     execute(server_url, f"CREATE DATABASE {TEMPLATE} TEMPLATE template0")
     url = with_path(server_url, TEMPLATE)
     migrate.upgrade(url)
