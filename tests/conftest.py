@@ -131,13 +131,14 @@ class Scale:
     deploys: int = 8  # C24
     load: int = 150  # jobs of each mode that run while workers are replaced
     published: int = 100  # jobs of each mode that are published while the broker dies, C18
+    rows: int = 250_000  # of one report
     patience: int = 1  # by how much waits are longer
 
 
 @pytest.fixture(scope="session")
 def scale(request: pytest.FixtureRequest) -> Scale:
     soak = request.config.getoption("--soak")
-    return Scale(deploys=30, load=1000, published=5000, patience=10) if soak else Scale()
+    return Scale(deploys=30, load=1000, published=5000, rows=1_000_000, patience=10) if soak else Scale()
 
 
 # what one test uses of them

@@ -46,11 +46,13 @@ def test_c24_deploys_over_a_job_that_checkpoints(
     assert walk.get(timeout=5) == {"began": list(range(deploys))}
     assert (blame(case), case.attempt, case.releases, effects.count(walk.id)) == ((0, 0, 0), deploys, deploys - 1, 1)
     # A leaving worker may have been handed the next message already; each release makes a new one, so it never adds up.
-    assert sum(bool(event.redelivered) for event in case.events("claim")) <= 2, (
-        "the broker's delivery limit is far away"
-    )
+    redelivered = sum(bool(event.redelivered) for event in case.events("claim"))
+    assert redelivered <= max(2, deploys // 4), "the broker's delivery limit is far away"
+    assert not case.events("dead_lettered")
     assert [worker.exit_code() for worker in workers[:-1]] == [0] * (deploys - 1)
-    print(f"{deploys} deploys over one job: {case.releases} releases, {case.attempt} attempts, no budget spent")  # noqa: T201  for the reader of `-rP`
+    print(  # noqa: T201  for the reader of `-rP`
+        f"{deploys} deploys over one job: {case.releases} releases, {case.attempt} attempts, {redelivered} redelivered"
+    )
 
 
 @on_rabbitmq

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from db.session import connect, engine, one
-from tests.nodes.marks import on_own_postgres, on_own_rabbitmq, on_rabbitmq
+from tests.nodes.marks import on_own_postgres, on_rabbitmq
 from tests.nodes.node import WorkerCluster
 from tests.nodes.programs import Programs
 from tests.nodes.proxy import Proxy
@@ -68,13 +68,6 @@ def test_a_killed_postgres_comes_back_with_its_data(postgres: ServerNode, databa
     postgres.start()
     with engine(database_url).connect() as connection:
         assert connection.scalar(text("SELECT n FROM kept")) == 1
-
-
-@on_own_rabbitmq
-def test_a_wiped_rabbitmq_comes_back_empty_under_the_same_url(plain: Programs, broker: BrokerNode) -> None:
-    worker = plain.worker("plain", concurrency=1)
-    broker.lose_disk()
-    wait_for(lambda: worker.logs().count("Connected to amqp") >= 2, 60, "the worker is back")
 
 
 @on_rabbitmq
