@@ -28,7 +28,7 @@ from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from sqlalchemy.exc import SQLAlchemyError
 
 from app import attempt, finish
-from app.claim import Claimed, Delivery, begin_atomic_all, may_begin_atomic
+from app.claim import Delivery, begin_atomic_all, may_begin_atomic
 from app.clock import boottime_s
 from app.ending import Ending, Outcome, Settlement
 from app.errors import LeaseLost
@@ -37,7 +37,7 @@ from app.job import Job, RunAgain, StoppedEarly, current, uninterrupted, watchin
 from app.job_types import JobType
 from app.journal import log
 from app.outbox import give_back
-from app.seat import DatabaseAway, Seat
+from app.seat import DatabaseAway, Seat, broken
 from app.settings import settings
 from app.submit import NOTIFY
 from app.tracing import attempt as traced
@@ -116,7 +116,7 @@ def run(seat: Seat, deliveries: Sequence[Delivery], job_type: JobType, watch: Wa
             together=job_type.mode == "atomic" and all(may_begin_atomic(delivery) for delivery in deliveries),
         )
     finally:
-        watch.stop()
+        watch.stop(watched)
         watching.reset(token)
     return [endings.get(delivery.job_id, GIVEN_BACK) for delivery in deliveries]
 
@@ -143,9 +143,13 @@ def share(seat: Seat, chunk: Sequence[Delivery], job_type: JobType, pace: Pace) 
     """Attempt the jobs of a chunk in one commit; the endings of those that have one, none when it was lost."""
     began = time.perf_counter()
     token = uninterrupted.set(True)
+    shared: Chunk | None = None
     try:
-        endings = Chunk(seat, job_type, pace).run(chunk)
+        shared = Chunk(seat, job_type, pace)
+        endings = shared.run(chunk)
     except Exception as error:  # noqa: BLE001  # whatever it is, alone each job has its own answer to it
+        if shared is not None and shared.stands():
+            return shared.sent
         log.warning(
             "chunk.lost",
             type=job_type.name,
@@ -172,6 +176,8 @@ class Chunk:
         self._connection, self._worker_id = seat.connection(), seat.worker_id
         self._done: list[tuple[UUID, str, str | None]] = []
         self._savepoint, self._children = "", False
+        self.sent: dict[UUID, Ending] = {}
+        self._proof: finish.Holder | None = None
 
     def run(self, deliveries: Sequence[Delivery]) -> dict[UUID, Ending]:
         """Lock, run, commit. A job without an ending is to be attempted alone."""
@@ -181,15 +187,26 @@ class Chunk:
         endings = {}
         for delivery in deliveries:
             if (claimed := held.get(delivery.job_id)) is not None:
+                holder = finish.Holder(claimed, delivery, self._worker_id, commits=False)
                 with suppress(StoppedEarly):
-                    endings[delivery.job_id] = self.one(claimed, delivery)
-        tag = deliveries[0].delivery_tag
+                    endings[delivery.job_id] = self.one(holder)
+                    self._proof = holder
+        tag, self.sent = deliveries[0].delivery_tag, endings
         finish.succeed_all(self._connection, self._done, tag, self._worker_id, NOTIFY if self._children else "")
         return endings
 
-    def one(self, claimed: Claimed, delivery: Delivery) -> Ending:
+    def stands(self) -> bool:
+        """Whether the session broke after the commit had been sent, and it stands: all arrows of it, or none."""
+        if not self.sent or self._proof is None or not broken(self._connection):
+            return False
+        try:
+            return finish.outcome(self._seat.reconnect(0), self._proof) == "ours"
+        except (psycopg2.Error, DatabaseAway):
+            return False  # then each job learns it alone
+
+    def one(self, holder: finish.Holder) -> Ending:
         """One job: its handler behind a savepoint; the arrow of a failure at once, that of a success at the end."""
-        holder = finish.Holder(claimed, delivery, self._worker_id, commits=False)
+        claimed = holder.claimed
         job = Job(self._seat, claimed, self._worker_id, self._type, behind=self._savepoint)
         token = current.set(job)
         trace = traced(

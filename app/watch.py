@@ -15,6 +15,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from app.failures import account
+from app.journal import log
+
 LOOK_S = 0.2
 SLOW_S = 1.0
 
@@ -49,25 +52,31 @@ class Watch:
     def __init__(self, *, may_tell: bool) -> None:
         self.pid = os.getpid()
         self._may_tell = may_tell
-        self._watched: Watched | None = None
+        self._watched: list[Watched] = []  # several in a pool of threads
+        self._lock = threading.Lock()
         self._busy = threading.Event()
         threading.Thread(target=self._run, name="deadsure-watch", daemon=True).start()
 
     def start(self, watched: Watched) -> None:
         """Begin with a delivery."""
-        self._watched = watched
-        self._busy.set()
+        with self._lock:
+            self._watched.append(watched)
+            self._busy.set()
 
-    def stop(self) -> None:
+    def stop(self, watched: Watched) -> None:
         """The delivery has ended."""
-        self._watched = None
-        self._busy.clear()
+        with self._lock:
+            self._watched.remove(watched)
+            if not self._watched:
+                self._busy.clear()
 
     def _run(self) -> None:
         while True:
             self._busy.wait()
             time.sleep(LOOK_S)
-            if (watched := self._watched) is not None:
+            with self._lock:
+                all_watched = list(self._watched)
+            for watched in all_watched:
                 self._look(watched)
 
     def _look(self, watched: Watched) -> None:
@@ -80,4 +89,7 @@ class Watch:
                 os.kill(self.pid, signal.SIGUSR1)
         if took_s >= SLOW_S and not watched.gave_back:
             watched.gave_back = True
-            watched.give_back()
+            try:
+                watched.give_back()
+            except Exception as error:  # noqa: BLE001  # the thread tells soft limits too: it must outlive everything
+                log.error("delivery.not_given_back", reason=account(error).reason)

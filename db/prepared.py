@@ -15,6 +15,7 @@ import re
 import time
 from typing import Any
 
+from psycopg2.errors import DuplicatePreparedStatement
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as PgConnection
 
@@ -80,13 +81,23 @@ class PlanningConnection(PgConnection):
         if sql.plans.kind not in self._planned:
             if self.info.transaction_status != TRANSACTION_STATUS_IDLE or not self.direct:
                 return str(sql)
-            with self.cursor() as cursor:
-                cursor.execute(sql.plans.prepare())
+            try:
+                with self.cursor() as cursor:
+                    cursor.execute(sql.plans.prepare())
+            except DuplicatePreparedStatement:  # a pooler that hands on the number of a server's process
+                self.forget()
+                return str(sql)
             self._planned.add(sql.plans.kind)
         if (now := time.monotonic()) - self._planned_at >= PLAN_S:
             self._planned_at = now
             return f"DISCARD PLANS; {sql.executing}"
         return sql.executing
+
+    def plan_anew(self) -> None:
+        """A column that a statement returns has another type by now: no prepared statement may change its result."""
+        with self.cursor() as cursor:
+            cursor.execute("DEALLOCATE ALL")
+        self._planned.clear()
 
     def forget(self) -> None:
         """The server does not know a statement: somebody discarded them, or a pooler sits in between after all."""

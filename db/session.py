@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import psycopg2
-from psycopg2.errors import InvalidSqlStatementName
+from psycopg2.errors import FeatureNotSupported, InvalidSqlStatementName
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as PgConnection
 from sqlalchemy import Engine, create_engine, make_url
@@ -137,17 +137,24 @@ def rows(connection: PgConnection, sql: str | bytes, parameters: Any = None) -> 
 
 
 def planned_rows(connection: PlanningConnection, sql: Prepared, parameters: Any) -> list[Row]:
-    """`rows` by prepared statements; by plain text when the server lost them and nothing else is lost by it."""
+    """`rows` by prepared statements; by plain text when they are no good any more and nothing else is lost by it.
+
+    The server has lost them, or a migration has changed the type of a column that one of them returns.
+    """
     try:
         with connection.cursor() as cursor:
             cursor.execute(connection.text(sql), parameters)
             return cursor.fetchall() if cursor.description else []
-    except InvalidSqlStatementName:
-        connection.forget()
+    except (InvalidSqlStatementName, FeatureNotSupported) as error:
+        lost = isinstance(error, InvalidSqlStatementName)
+        if lost:
+            connection.forget()
         if sql.begins:
             connection.cursor().execute("ROLLBACK")
         elif connection.info.transaction_status != TRANSACTION_STATUS_IDLE:
             raise
+        if not lost:
+            connection.plan_anew()
         return rows(connection, str(sql), parameters)
 
 

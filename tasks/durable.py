@@ -37,7 +37,7 @@ class DurableTask(Task):
 
     Request = "tasks.delivery:DurableRequest"
     ignore_result = True  # the job row is the result; nothing is stored a second time
-    resultrepr_maxsize = 1 << 16  # the endings of a coalesced delivery, told to the main process
+    resultrepr_maxsize = 1 << 18  # the endings of a coalesced delivery, told to the main process
     acks_late = True
     reject_on_worker_lost = True
     typing = False

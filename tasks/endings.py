@@ -18,7 +18,8 @@ from celery.exceptions import Ignore, Reject, Retry
 from app.ending import Ending, Outcome, Settlement
 from app.failures import Failure
 
-TIMES = re.compile(r" waited (\d+\.\d+) s, ran (\d+\.\d+) s'$")
+TIMES = re.compile(r" waited (-?\d+\.\d+) s, ran (\d+\.\d+) s['\"]$")
+KEY_LIMIT = 100  # of a result key, for Flower to show
 GROUP = "jobs of one delivery: "
 
 
@@ -84,7 +85,7 @@ def tell_all(endings: Sequence[Ending]) -> str:
                 None if ending.waited_s is None else round(ending.waited_s, 6),
                 None if ending.ran_s is None else round(ending.ran_s, 6),
                 ending.expired,
-                ending.result_key,
+                str(ending.result_key)[:KEY_LIMIT],
             ]
             for ending in endings
         ]
@@ -92,9 +93,17 @@ def tell_all(endings: Sequence[Ending]) -> str:
 
 
 def endings_of(returned: Any) -> list[Ending] | None:
-    """The endings of a coalesced delivery, in the order of its jobs; None for what is none."""
+    """The endings of a coalesced delivery, in the order of its jobs; None for what is none, whatever it looks like."""
     if not isinstance(returned, str) or not returned.startswith((f"'{GROUP}", f'"{GROUP}')):
         return None
+    try:
+        return read(returned)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # a plain task may return any text
+        return None
+
+
+def read(returned: str) -> list[Ending]:
+    """The endings in the representation of what `tell_all` made. Raises ValueError and others for anything else."""
     return [
         Ending(
             Settlement(settlement),

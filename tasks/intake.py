@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -103,7 +103,7 @@ class Intake(threading.Thread):
     def _take(self, message: Message, error: BaseException | None = None) -> None:
         assert self._database is not None
         letter = readable(message, error)
-        for job_id in members(message) if letter.job_id is not None else [None]:
+        for job_id in members(message, letter):
             self._store(replace(letter, job_id=job_id))
         message.ack()
 
@@ -126,10 +126,11 @@ class Intake(threading.Thread):
         )
 
 
-def members(message: Message) -> list[uuid.UUID]:
-    """The jobs of one of our messages: each of a coalesced delivery has its own dead letter."""
-    headers = message.headers
-    return jobs_of(headers) if JOBS in headers and is_group(headers) else [uuid.UUID(headers["id"])]
+def members(message: Message, letter: DeadLetter) -> Sequence[uuid.UUID | None]:
+    """Whose dead letter it is: each job of a coalesced delivery has its own."""
+    if letter.job_id is not None and JOBS in message.headers and is_group(message.headers):
+        return jobs_of(message.headers)
+    return [letter.job_id]
 
 
 def readable(message: Message, error: BaseException | None) -> DeadLetter:

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from app.stack.ports import free_port
 from tests.faults.conftest import Court
 from tests.faults.effects import Effects
+from tests.faults.inject import Fault
 from tests.faults.points import QUICK
 from tests.faults.traces import wait_both_traces
 from tests.nodes.marks import on_rabbitmq
@@ -196,3 +197,67 @@ def test_flower_shows_each_job(packed: Any, court: Court, engine: Engine, progra
 
     expected = {str(job_id): "FAILURE" if n == 3 else "SUCCESS" for n, job_id in enumerate(job_ids)}
     wait_for(lambda: states() == expected, 30, "Flower shows each job as it ended")
+
+
+CHUNK = "app.coalesced.Chunk"
+WHOLE = "tests.faults.whole_chunks_app"
+
+
+@LATER
+def test_a_child_killed_at_each_step_of_a_chunk_leaves_one_effect_for_each_job(
+    packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any, tmp_path: Path
+) -> None:
+    """Before and after the lock, between two jobs, behind the arrow of one that failed, before and after the commit."""
+    steps = [
+        "before:app.claim.begin_atomic_all",
+        "after:app.claim.begin_atomic_all",
+        f"after:{CHUNK}.one",
+        "after:app.attempt.record",
+        "before:app.finish.succeed_all",
+        "after:app.finish.succeed_all",
+    ]
+    fail = range(0, MANY, 5)
+    job_ids = submit(engine, packed.packed, {n: {"how": "fail once"} for n in fail})
+    killed = [tmp_path / f"killed-{number}" for number in range(len(steps))]
+    faults = [Fault(at, "kill", once_file=str(file)) for at, file in zip(steps, killed, strict=True)]
+    start_worker(WHOLE, options=QUICK, faults=faults)
+    found = court.wait_succeeded(job_ids)
+    assert [file.exists() for file in killed] == [True] * len(steps)
+    assert [effects.count(job_id) for job_id in job_ids] == [1] * MANY
+    assert {case.crashes for case in found.values()} == {0}
+    assert [n for n, job_id in enumerate(job_ids) if found[job_id].failures] == list(fail)
+
+
+@pytest.mark.environment(DEADSURE_PREFETCH="1", DEADSURE_RESEND_MAX_S="2")
+def test_a_chunk_frozen_before_its_commit_writes_nothing_once_its_lease_is_over(
+    packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any, tmp_path: Path
+) -> None:
+    job_ids = submit(engine, packed.packed, {})
+    there, go = tmp_path / "there", tmp_path / "go"
+    frozen = Fault("before:app.finish.succeed_all", "wait_file", announce=str(there), until=str(go))
+    first = start_worker(WHOLE, concurrency=1, options=QUICK, faults=[frozen])
+    wait_for(there.exists, 60, "a chunk is about to commit")
+    first.sigstop()
+    start_worker(WHOLE, options=QUICK)
+    found = court.wait_succeeded(job_ids)
+    go.touch()
+    first.sigcont()
+    first.wait_for_log("chunk.lost", "the late commit had no session any more")
+    wait_acknowledged(engine, MANY)
+    assert [effects.count(job_id) for job_id in job_ids] == [1] * MANY
+    assert {(case.crashes, case.failures) for case in found.values()} == {(0, 0)}
+
+
+@LATER
+def test_a_worker_killed_in_the_middle_of_a_chunk_loses_nothing(
+    packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any
+) -> None:
+    """Its message comes back as redelivered, to another worker, which runs its jobs one by one."""
+    job_ids = submit(engine, packed.packed, {})
+    kill = Fault(f"after:{CHUNK}.one", "kill", who="main", match=str(job_ids[33]))
+    first = start_worker(WHOLE, options=QUICK, faults=[kill])
+    assert first.wait(60) == 137
+    start_worker(WHOLE, options=QUICK)
+    found = court.wait_succeeded(job_ids)
+    assert [effects.count(job_id) for job_id in job_ids] == [1] * MANY
+    assert {(case.crashes, case.failures) for case in found.values()} <= {(0, 0), (1, 0)}

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
+import psycopg2
 import pytest
+from psycopg2.extensions import connection as PgConnection
 
-from app import attempt, submit
+from app import attempt, finish, submit
 from app.coalesced import CHUNK_S, Pace
 from app.ending import Outcome
 from app.errors import TransientError, UnrecoverableError
 from app.job import Job
 from app.seat import Seat
+from app.watch import SLOW_S, Watch, Watched
 from db.session import rows
 from tests.integration.coalesced_scene import EFFECT, TYPE, Handler, deliveries, effects, run, sent
 from tests.integration.scene import Number, Scene
+from tests.nodes.waiting import wait_for
 
 
 @pytest.mark.usefixtures("handler")
@@ -197,3 +202,48 @@ def test_a_chunk_is_one_commit(scene: Scene, seat: Seat) -> None:
     run(seat, deliveries(scene, jobs), TYPE)
     assert scene.ask("SELECT count(DISTINCT xmin::text) FROM jobs WHERE state = 'succeeded'") == 1
     assert before is not None
+
+
+@pytest.mark.usefixtures("handler")
+def test_a_lost_answer_to_the_commit_is_settled_by_reading_again(
+    scene: Scene, seat: Seat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands or it does not, for all of them: nobody runs again, and each is told as it ended."""
+    write, answers = finish.succeed_all, ["lost", "never sent"]
+
+    def succeed_all(connection: PgConnection, *rest: Any) -> None:
+        answer = answers.pop() if answers else ""
+        if answer == "lost":
+            write(connection, *rest)
+        if answer:
+            connection.close()
+            raise psycopg2.OperationalError(answer)
+        write(connection, *rest)
+
+    monkeypatch.setattr(finish, "succeed_all", succeed_all)
+    for _ in range(2):
+        jobs = sent(scene, 4)
+        endings = run(seat, deliveries(scene, jobs), TYPE)
+        assert [ending.outcome for ending in endings] == [Outcome.SUCCEEDED] * 4
+        assert effects(scene)[-4:] == jobs
+    assert len(effects(scene)) == 8
+
+
+def test_a_watch_outlives_what_cannot_be_given_back_and_sees_every_thread() -> None:
+    """In a pool of threads several deliveries are at work at once."""
+    given: list[int] = []
+
+    def fails() -> None:
+        given.append(0)
+        raise RuntimeError
+
+    watched = [Watched(None, fails), Watched(None, lambda: given.append(1))]
+    watch = Watch(may_tell=False)
+    for one_of in watched:
+        watch.start(one_of)
+        one_of.begin()
+        assert one_of.since is not None
+        one_of.since -= SLOW_S
+    wait_for(lambda: given == [0, 1], 10, "both are given back")
+    watch.stop(watched[0])
+    watch.stop(watched[1])

@@ -89,3 +89,28 @@ def test_plans_are_made_anew_as_tables_grow(session: PlanningConnection, monkeyp
     now[0] += PLAN_S / 2
     assert session.text(ADD_ALONE).startswith("DISCARD PLANS; BEGIN;")
     assert rows(session, ADD, VALUES) == [(3, 0)]
+
+
+@pytest.mark.parametrize("sql", ["SELECT n FROM altered", "BEGIN; SELECT n FROM altered"], ids=["single", "message"])
+def test_a_migration_may_change_the_type_of_what_a_statement_returns(
+    scene: Scene, session: PlanningConnection, sql: str
+) -> None:
+    """PostgreSQL refuses the cached plan for good: "must not change result type"."""
+    plans = Plans("altered")
+    read = plans.statement("altered", "SELECT n FROM altered WHERE n > %(more)s", more="int")
+    whole = plans.message("BEGIN; {read}", read=read) if "BEGIN" in sql else read
+    rows(scene.eyes, "DROP TABLE IF EXISTS altered; CREATE TABLE altered AS SELECT 1 AS n")
+    for change in (None, "bigint", "text USING n::text", "int USING n::int"):
+        if change:
+            rows(scene.eyes, f"ALTER TABLE altered ALTER n TYPE {change}")
+        if change and "text" in change:
+            continue
+        assert rows(session, whole, {"more": 0}) == [(1,)]
+        rows(session, "ROLLBACK")
+    assert prepared(session) == 1
+
+
+def test_statements_that_are_there_already_are_left_to_whoever_prepared_them(session: PlanningConnection) -> None:
+    """A pooler that hands on the number of a server's process: its sessions are everybody's."""
+    rows(session, PLANS.prepare())
+    assert [rows(session, ADD, VALUES) for _ in range(2)] == [[(3, 0)]] * 2

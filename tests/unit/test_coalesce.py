@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kombu.message import Message
 
 from app.coalesce import groups
 from app.ending import Ending, Outcome, Settlement
 from app.failures import Failure
+from app.job_types import COALESCE_LIMIT
 from app.outbox import Debt
-from tasks.endings import endings_of, tell_all
+from tasks.endings import Briefly, ending_of, endings_of, tell, tell_all
 from tasks.headers import COPY, JOBS
 from tasks.inspection import BODY, complaint, jobs_of
+from tasks.intake import members, readable
 
 LIMITS = {"a": 50, "b": 1, "c": 3}
 
@@ -98,3 +102,45 @@ def test_endings_reach_the_main_process_as_they_were() -> None:
     assert endings_of(repr(tell_all(told))) == told
     assert endings_of("'something else'") is None
     assert endings_of(None) is None
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        "'jobs of one delivery: 5'",
+        "'jobs of one delivery: [[1, 2]]'",
+        '\'jobs of one delivery: [["succeeded", "succ...\'',
+        "'jobs of one delivery: ",
+        "'jobs of one delivery: '\x00",
+        "'jobs of one delivery: " + "[" * 100_000 + "'",
+    ],
+)
+def test_what_only_looks_like_endings_is_none(returned: str) -> None:
+    """A plain task returned it, and its log line goes through the same filter."""
+    assert endings_of(returned) is None
+    record = logging.LogRecord("x", logging.INFO, "", 0, "", ({"return_value": returned},), None)
+    assert Briefly().filter(record)
+
+
+def test_result_keys_of_any_length_leave_room_for_all_endings() -> None:
+    told = [Ending(Settlement.SUCCEEDED, result_key="\u20ac" * 5000, outcome=Outcome.SUCCEEDED)] * COALESCE_LIMIT
+    assert len(repr(tell_all(told))) < 1 << 18
+
+
+@pytest.mark.parametrize("key", ["plain", "it's", '"quoted"'])
+def test_the_times_of_a_success_are_read_whatever_its_key(key: str) -> None:
+    ending = Ending(Settlement.SUCCEEDED, result_key=key, outcome=Outcome.SUCCEEDED, waited_s=-0.5, ran_s=1.5)
+    found = ending_of(repr(tell(ending)))
+    assert found is not None
+    assert (found.waited_s, found.ran_s) == (-0.5, 1.5)
+
+
+@pytest.mark.parametrize("job_id", [IDS[0], int(uuid.UUID(IDS[0]).int % 10**31 + 10**31), None, [IDS[0]]])
+@pytest.mark.parametrize("jobs", [IDS, "x", 5, None, ...])
+def test_the_intake_outlives_every_id(job_id: Any, jobs: Any) -> None:
+    """An entry of a Redis/Valkey list may hold a number of as many digits as an id has."""
+    headers = {"id": job_id, "task": "a", COPY: 1} | ({} if jobs is ... else {JOBS: jobs})
+    message = Message(BODY, headers=headers, content_type="application/json", content_encoding="utf-8")
+    letter = readable(message, None)
+    whole = job_id == IDS[0] and jobs == IDS
+    assert list(members(message, letter)) == ([uuid.UUID(found) for found in IDS] if whole else [letter.job_id])
