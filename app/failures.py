@@ -73,6 +73,7 @@ TRY_AGAIN_STATUS = (408, 425, 429)
 SERVER_ERROR, CLIENT_ERROR = 500, 400
 SMTP_REPLIES = range(400, 600)
 SMTP_PERMANENT = 500
+REPLY_CODES = range(100, 600)
 # Nothing was sent, or the other side said no: errors after which a call may be made again as if it never was.
 NOTHING_HAPPENED = (
     TransientError,
@@ -242,11 +243,13 @@ class Account(NamedTuple):
 
 
 def account(error: BaseException) -> Account:
-    """The safe account of an error; lines are left out of the fingerprint, which outlives a deploy."""
+    """The safe account of an error; the fingerprint, which outlives a deploy, leaves out lines and reply codes."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     own = own_frames(error.__traceback__)
     places = [f"{path.name}:{function}" for path, _, function in own]
-    reason = f"{kind} in {places[-1]}" if places else kind
+    code = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else smtp_code(error)
+    said = f"{kind} {code}" if code in REPLY_CODES else kind
+    reason = f"{said} in {places[-1]}" if places else said
     fingerprint = hashlib.sha256("\n".join([kind, *places]).encode()).hexdigest()[:12]
     frames = (f"{path.parent.name}/{path.name}:{line} {function}" for path, line, function in own[-FRAMES_LIMIT:])
     return Account(reason, fingerprint, tuple(frames))

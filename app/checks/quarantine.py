@@ -90,7 +90,7 @@ def dead_letters_without_job(look: Look) -> Iterator[Finding]:
         yield info(
             "dead_letters.unreadable",
             f"{unreadable} foreign or unreadable messages were kept as dead letters in the last day",
-            "SELECT reason, headers FROM dead_letters WHERE job_id IS NULL ORDER BY received_at DESC",
+            "deadsure quarantine list --unreadable",
         )
 
 
