@@ -6,9 +6,10 @@ from tasks import (
     monthly,
     payments,
     reports,
+    revoking,
     upkeep,
     worker,  # signals and bootsteps must be there before the job files
 )
 from tasks.application import app
 
-__all__ = ["app", "emails", "ledger", "monthly", "payments", "reports", "upkeep", "worker"]
+__all__ = ["app", "emails", "ledger", "monthly", "payments", "reports", "revoking", "upkeep", "worker"]

@@ -97,6 +97,13 @@ class DurableRequest(Request):
         """Whether anybody wants task events, such as Flower's."""
         return bool(self._eventer and self._eventer.enabled and self.task.send_events)
 
+    def revoked(self) -> bool:
+        """Never by this worker's memory: what a revoke means for a job stands in its row."""
+        return False
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """A handler is asked (`tasks.revoking`), never shot in the middle of its effect."""
+
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  # Celery's name
         """Celery's event; how a coalesced delivery ended is told of each of its jobs."""
         endings = endings_of(fields.get("result"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from kombu import Connection
@@ -16,6 +18,7 @@ from tests.faults.points import QUICK
 from tests.faults.test_shutdown import wait_running
 from tests.faults.traces import wait_quarantined
 from tests.nodes.marks import on_rabbitmq
+from tests.nodes.programs import Programs
 from tests.nodes.servers import BrokerNode
 from tests.nodes.waiting import wait_for
 
@@ -75,6 +78,30 @@ def test_running_job_is_asked_to_stop(
     assert states == {"stop": "REVOKED", "retry": "REVOKED", "finish": "SUCCESS"}
     assert {then: effects.count(result.id) for then, result in asked.items()} == {"stop": 0, "retry": 0, "finish": 1}
     assert all(effects.starts(result.id) == 1 for result in asked.values())
+    court.wait_succeeded([jobs.leased_effect.delay(n=2).id])
+
+
+def test_the_control_commands_cancel_too(
+    edges: Any, jobs: Any, court: Court, effects: Effects, programs: Programs, tmp_path: Path
+) -> None:
+    """Celery's own would let each worker discard the message for ever, or shoot the handler."""
+    programs.worker(APP, concurrency=2, options=QUICK)
+    running = [edges.stubborn.delay(until=str(tmp_path / "never"), then="stop").id for _ in range(2)]
+    waiting = jobs.leased_effect.apply_async(kwargs={"n": 1}, countdown=3600).id
+    wait_running(court, effects, running)
+    for command in (["revoke", running[0], waiting, str(uuid4())], ["terminate", "KILL", running[1]]):
+        done = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", APP, "control", *command],
+            env=programs.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    for job_id in (*running, waiting):
+        case = court.wait_case(job_id, lambda case: case.state == "cancelled", "it is cancelled")
+        assert case.crashes == 0
+    assert effects.count() == 0
     court.wait_succeeded([jobs.leased_effect.delay(n=2).id])
 
 
