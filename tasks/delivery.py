@@ -114,8 +114,10 @@ class DurableRequest(Request):
 
     def count(self, failed: Any, returned: Any) -> None:
         """Tell the metrics how the child says that the delivery ended."""
-        alone = ending_of(raised(returned) if failed else returned)
-        for ending in [alone] if alone is not None else endings_of(returned) or []:
+        told = raised(returned) if failed else returned
+        alone = ending_of(told)
+        others = getattr(told, "others", ())  # of a rejected delivery
+        for ending in [alone, *others] if alone is not None else endings_of(returned) or []:
             self.counts.note_ending(ending)
 
     def on_failure(self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False) -> Any:

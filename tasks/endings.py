@@ -15,6 +15,7 @@ from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
 
+from app.claim import Refusal
 from app.ending import Ending, Outcome, Settlement
 from app.failures import Failure
 
@@ -35,14 +36,17 @@ class JobRetried(Retry):
 
 
 class JobRejected(Reject):
-    """Celery's Reject without requeue: the delivery goes through the dead-letter exchange."""
+    """Celery's Reject without requeue: the delivery goes through the dead-letter exchange.
 
-    def __init__(self, ending: Ending) -> None:
+    `others`: how the other jobs of a coalesced delivery ended.
+    """
+
+    def __init__(self, ending: Ending, others: Sequence[Ending] = ()) -> None:
         super().__init__(ending.reason, requeue=False)
-        self.ending = ending
+        self.ending, self.others = ending, others
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JobRejected, (self.ending,)
+        return JobRejected, (self.ending, self.others)
 
 
 class JobIgnored(Ignore):
@@ -74,7 +78,14 @@ def tell(ending: Ending) -> str:
 
 
 def tell_all(endings: Sequence[Ending]) -> str:
-    """What a task returns for a coalesced delivery: each job's ending, as `endings_of` reads them."""
+    """What a task returns for a coalesced delivery: each job's ending, as `endings_of` reads them.
+
+    Raises JobRejected when the database does not know one of its jobs: after a restore from a backup the message is all
+    that is left of it, and is kept. To the others its dead letter means nothing.
+    """
+    unknown = [ending for ending in endings if ending.reason == Refusal.UNKNOWN.value]
+    if unknown:
+        raise JobRejected(unknown[0], [ending for ending in endings if ending is not unknown[0]])
     return GROUP + json.dumps(
         [
             [

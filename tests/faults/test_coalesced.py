@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,7 +16,13 @@ import requests
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
+from app import outbox
+from app.coalesce import groups
+from app.settings import settings
 from app.stack.ports import free_port
+from db.session import connect
+from tasks.publisher import Publisher
+from tasks.relay import jobs_per_delivery
 from tests.faults.conftest import Court
 from tests.faults.effects import Effects
 from tests.faults.inject import Fault
@@ -261,3 +268,30 @@ def test_a_worker_killed_in_the_middle_of_a_chunk_loses_nothing(
     found = court.wait_succeeded(job_ids)
     assert [effects.count(job_id) for job_id in job_ids] == [1] * MANY
     assert {(case.crashes, case.failures) for case in found.values()} <= {(0, 0), (1, 0)}
+
+
+def test_a_message_with_a_job_that_the_database_has_lost_is_kept(
+    packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any
+) -> None:
+    """A restore from an older backup: the relay has sent them, and then one of them never was."""
+    job_ids = submit(engine, packed.packed, {})
+    publisher = Publisher(settings().need_broker(), ["jobs"], 10)
+    publisher.open()
+    with closing(connect(settings().need_database())) as session:
+        debts = outbox.take(session, "jobs", settings())
+        publisher.publish("jobs", groups(debts, jobs_per_delivery))
+    publisher.close()
+    assert len(debts) == MANY
+    with engine.begin() as connection:
+        for table in ("job_events", "outbox", "jobs"):
+            connection.execute(text(f"DELETE FROM {table} WHERE job_id = :id"), {"id": job_ids[50]})
+    start_worker(APP, options=QUICK)
+    court.wait_succeeded([job_id for n, job_id in enumerate(job_ids) if n != 50])
+    letters = "SELECT count(*) FROM dead_letters WHERE job_id = :id"
+
+    def kept() -> bool:
+        with engine.connect() as connection:
+            return bool(connection.execute(text(letters), {"id": job_ids[50]}).scalar_one())
+
+    wait_for(kept, 30, "the message of the lost job is kept")
+    assert [effects.count(job_id) for job_id in job_ids] == [int(n != 50) for n in range(MANY)]

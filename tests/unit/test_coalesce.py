@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.message import Message
 
+from app.claim import Refusal
 from app.coalesce import groups
 from app.ending import Ending, Outcome, Settlement
 from app.failures import Failure
 from app.job_types import COALESCE_LIMIT
 from app.outbox import Debt
-from tasks.endings import Briefly, ending_of, endings_of, tell, tell_all
+from tasks.endings import Briefly, JobRejected, ending_of, endings_of, tell, tell_all
 from tasks.headers import COPY, JOBS
 from tasks.inspection import BODY, complaint, jobs_of
 from tasks.intake import members, readable
@@ -125,6 +126,17 @@ def test_what_only_looks_like_endings_is_none(returned: str) -> None:
 def test_result_keys_of_any_length_leave_room_for_all_endings() -> None:
     told = [Ending(Settlement.SUCCEEDED, result_key="\u20ac" * 5000, outcome=Outcome.SUCCEEDED)] * COALESCE_LIMIT
     assert len(repr(tell_all(told))) < 1 << 18
+
+
+def test_a_delivery_with_a_job_that_nobody_knows_is_rejected() -> None:
+    """After a restore from a backup the message is all that is left of it."""
+    fine = Ending(Settlement.SUCCEEDED, outcome=Outcome.SUCCEEDED)
+    unknown = Ending(Settlement.QUARANTINED, reason=Refusal.UNKNOWN.value)
+    with pytest.raises(JobRejected) as rejected:
+        tell_all([fine, unknown, fine])
+    make, given = rejected.value.__reduce__()  # as it reaches the main process
+    error = make(*given)
+    assert (error.ending, error.others, error.requeue) == (unknown, [fine, fine], False)
 
 
 @pytest.mark.parametrize("key", ["plain", "it's", '"quoted"'])
