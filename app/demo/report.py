@@ -129,7 +129,7 @@ def what_next(outcome: Outcome, *, keep: bool) -> None:
             ("the same on the other broker", f"make demo BROKER={other}"),
             ("servers to develop on", "make services"),
         ]
-    entries.append(("write your own job", "copy tasks/reports.py: a decorator, a payload, a body"))
+    entries.append(("write your own job", "docs/first-job.md, in ten minutes"))
     for what, how in entries:
         click.echo(f"  {what:<35}{how}")
 
