@@ -9,6 +9,7 @@ from uuid import UUID
 import click
 
 from app import story, submit
+from app.cli.cancel import cancel_jobs
 from app.cli.missing import submit_missing
 from app.cli.output import Seconds, json_option, print_events, print_fields, print_json, print_table, reporting_errors
 from app.cli.quarantine import quarantine_group
@@ -164,6 +165,8 @@ def show_settings(as_markdown: bool, as_json: bool) -> None:
     else:
         print_table("settings", ("variable", "default", "what it is"), known)
 
+
+jobs_group.add_command(cancel_jobs)
 
 deadsure.add_command(quarantine_group)
 

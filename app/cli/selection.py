@@ -49,11 +49,21 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 def given_ids(targets: Sequence[str]) -> list[UUID]:
-    """Job ids from the command line; `-` reads them from stdin: one in a line, or JSON lines with a `job_id`."""
+    """Job ids from the command line; `-` reads them from stdin: one in a line, or what a list prints with --json."""
     found = []
     for target in targets:
-        found += [job_id(line) for line in lines(sys.stdin)] if target == "-" else [job_id(target)]
+        found += [found for line in lines(sys.stdin) for found in job_ids(line)] if target == "-" else [job_id(target)]
     return list(dict.fromkeys(found))
+
+
+def job_ids(text: str) -> list[UUID]:
+    """The id in a word or in a JSON object, or those in a JSON list; raises click.BadParameter."""
+    if not text.startswith("["):
+        return [job_id(text)]
+    try:
+        return [job_id(entry if isinstance(entry, str) else json.dumps(entry)) for entry in json.loads(text)]
+    except (ValueError, TypeError):
+        raise click.BadParameter(f"{text[:50]!r} is no list of jobs") from None
 
 
 def lines(stream: Iterable[str]) -> Iterable[str]:

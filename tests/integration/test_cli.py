@@ -317,3 +317,30 @@ def test_a_relay_without_a_broker_url() -> None:
     ended = program("relay", DATABASE_URL="postgresql+psycopg2://x@127.0.0.1:1/x", BROKER_URL=None)
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
     assert "BROKER_URL is not set" in ended.stderr
+
+
+def test_jobs_cancel_takes_what_a_list_prints(scene: Scene, cli: Run, jobs: Any) -> None:
+    from tasks.commands import deadsure  # noqa: PLC0415  reads the environment when it is imported
+
+    waiting = {jobs.atomic.delay(n=n).id for n in range(3)}
+    listed = cli("jobs", "list", "--state", "queued", "--json")
+    arguments = ("jobs", "cancel", "-", "--reason", "the wrong month", "--author", "ann", "--json", "--yes")
+    answered = CliRunner().invoke(deadsure, arguments, input=listed.output, prog_name="deadsure")
+    assert {entry["job_id"] for entry in as_json(answered) if entry["done"]} == waiting
+    for job_id in waiting:
+        row = scene.row(uuid.UUID(job_id))
+        assert (row["state"], row["reason"]) == ("cancelled", "ann: the wrong month")
+
+
+def test_jobs_cancel_asks_a_running_one_and_leaves_what_it_may_not_decide(scene: Scene, cli: Run) -> None:
+    running = scene.claimed(scene.worker()).claimed.job_id
+    done = scene.job(state="succeeded", result_key="k", finished_at="now")
+    stuck = scene.job(state="quarantined", cause="permanent", episode=1)
+    told = cli("jobs", "cancel", *map(str, (running, done, stuck)), "--reason", "r", "--yes")
+    assert told.exit_code == 3
+    assert "1 running; it is asked to stop" in told.output
+    assert f"{done}  finished already" in told.output
+    assert f"deadsure quarantine cancel {stuck}" in told.output
+    assert (scene.row(running)["cancel_requested"], scene.state(stuck)) == (True, "quarantined")
+    refused = cli("jobs", "cancel", str(running), "--reason", "r")
+    assert refused.exit_code == 1
