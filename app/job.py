@@ -158,8 +158,11 @@ class Job:
     def checkpoint(self, cursor: Any) -> None:
         """Save a cursor (JSON) at once, for the next attempt to read; holds while the database is away.
 
-        Raises LeaseLost when the job is not ours.
+        Raises LeaseLost when the job is not ours; UnrecoverableError for an atomic job, whose work before the cursor
+        would be undone while the cursor stays.
         """
+        if self._type.mode == "atomic":
+            raise UnrecoverableError(f"{self._type.name}: an atomic job has no cursor, it begins anew; make it leased")
         values = {**self.fence, "cursor": to_json(cursor)}
         tries = 0
         while True:

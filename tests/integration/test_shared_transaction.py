@@ -247,3 +247,31 @@ def test_after_a_statement_that_could_not_be_read_nothing_is_written_outside_the
     run(seat, deliveries(scene, jobs), replace(TYPE, mode="leased"))
     assert effects(scene) == []
     assert scene.row(jobs[0])["failures"] == 1
+
+
+def test_an_atomic_job_has_no_cursor(scene: Scene, seat: Seat, handler: Callable[[Handler], None]) -> None:
+    """Its work would be undone and the cursor stay; on the clean path it would lose the job and the chunk."""
+    handler(lambda job, payload: job.checkpoint({"n": 1}) if payload.n == 1 else None)
+    jobs = sent(scene, 3)
+    run(seat, deliveries(scene, jobs), TYPE)
+    assert effects(scene) == [jobs[0], jobs[2]]
+    assert (scene.state(jobs[1]), scene.row(jobs[1])["checkpoint"]) == ("quarantined", None)
+
+
+def test_of_two_messages_with_the_same_jobs_each_job_is_taken_once(
+    scene: Scene, seat: Seat, handler: Callable[[Handler], None]
+) -> None:
+    """The group and a copy of it, at once in two processes, while some of its jobs are sent again by themselves."""
+    handler(lambda _job, _payload: None)
+    jobs = sent(scene, 30)
+    others = [Seat(seat.lease, scene.url) for _ in range(2)]
+    again = [scene.delivery(job_id, copy=2) for job_id in jobs[::3]]
+    scene.at_once(
+        lambda: run(seat, deliveries(scene, jobs), TYPE),
+        lambda: run(others[0], deliveries(scene, jobs[::-1]), TYPE),
+        lambda: run(others[1], again, TYPE),
+    )
+    assert sorted(effects(scene)) == sorted(jobs)
+    assert {scene.row(job_id)["attempt"] for job_id in jobs} == {1}
+    for other in others:
+        other.drop()
