@@ -24,7 +24,7 @@ EFFECT = "INSERT INTO test_effects (kind, job_id, attempt, pid) VALUES ('effect'
 
 
 class Packed(BaseModel):
-    """How the job behaves; `path`: what it waits for, or what tells it that it did so once."""
+    """How the job behaves; `path`: what it waits for."""
 
     n: int
     how: str = "well"
@@ -40,9 +40,6 @@ def work(job: Job, payload: Packed) -> None:
             raise TransientError("later")
         case "never":
             raise UnrecoverableError("never")
-        case "kill once" if not Path(payload.path).exists():
-            Path(payload.path).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "hang":

@@ -108,17 +108,6 @@ def test_failures_in_the_middle_have_their_own_endings_and_traces(
 
 
 @LATER
-def test_a_child_killed_in_the_middle_repeats_only_the_unfinished_and_blames_nobody(
-    packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any, tmp_path: Path
-) -> None:
-    job_ids = submit(engine, packed.packed, {50: {"how": "kill once", "path": str(tmp_path / "killed")}})
-    start_worker(APP, options=QUICK)
-    found = court.wait_succeeded(job_ids)
-    assert (tmp_path / "killed").exists()
-    assert {(case.crashes, effects.count(job_id)) for job_id, case in found.items()} == {(0, 1)}
-
-
-@LATER
 @pytest.mark.parametrize("name", ["packed", "packed_leased"])
 def test_h08_only_the_job_that_kills_its_workers_is_blamed(
     name: str, packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any
@@ -214,7 +203,7 @@ WHOLE = "tests.faults.whole_chunks_app"
 def test_a_child_killed_at_each_step_of_a_chunk_leaves_one_effect_for_each_job(
     packed: Any, court: Court, effects: Effects, engine: Engine, start_worker: Any, tmp_path: Path
 ) -> None:
-    """Before and after the lock, between two jobs, behind the arrow of one that failed, before and after the commit."""
+    """Before and after the lock, between two jobs, behind the arrow of a failed one, before and after the commit."""
     steps = [
         "before:app.claim.begin_atomic_all",
         "after:app.claim.begin_atomic_all",
