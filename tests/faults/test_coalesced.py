@@ -129,12 +129,14 @@ def test_h08_only_the_job_that_kills_its_workers_is_blamed(
 def test_a_slow_job_does_not_hold_up_the_others_of_its_delivery(
     packed: Any, court: Court, effects: Effects, engine: Engine, programs: Programs, tmp_path: Path
 ) -> None:
+    """Those that share its commit do wait for it; here nobody does."""
     go = tmp_path / "go"
     job_ids = submit(engine, packed.packed, {0: {"how": "wait", "path": str(go)}})
-    programs.worker(APP, concurrency=2, options=QUICK)
+    worker = programs.worker("tests.faults.no_chunks_app", concurrency=2, options=QUICK)
     court.wait_succeeded(job_ids[1:])
     assert court.case(job_ids[0]).state == "queued", "its transaction is open"
-    command = [sys.executable, "-m", "celery", "-A", "tasks", "inspect", "active", "--json", "--timeout", "20"]
+    inspect = ["inspect", "active", "--json", "--timeout", "20", "--destination", worker.hostname()]
+    command = [sys.executable, "-m", "celery", "-A", "tasks", *inspect]
     shown = subprocess.run(command, env=programs.environment, capture_output=True, text=True, check=True)
     (active,) = json.loads(shown.stdout).values()
     assert str(job_ids[0]) in {job["id"] for job in active}
