@@ -62,6 +62,7 @@ SELECT attempt, payload, type, schema_version, failures, max_failures, correlati
     delivery_tag="text",
     redelivered="boolean",
 )
+# Many ids by their key, whatever the statistics say: as text, `state` fits no index that has all open jobs in it.
 # The lock comes before the savepoint of the handler's first statement, or rolling back to it would give the row away
 # (H13). A row that changed between the look and the lock is checked again by PostgreSQL, another copy's claim included.
 HOLD = JOB_PLANS.statement(
@@ -71,7 +72,7 @@ SELECT jobs.job_id::text, attempt + 1, payload, jobs.type, jobs.schema_version, 
        jobs.correlation_id, checkpoint, extract(epoch FROM clock_timestamp() - jobs.created_at)::float8, last_delay_s,
        jobs.trace_context, extract(epoch FROM clock_timestamp() - greatest(changed_at, not_before))::float8
   FROM jobs JOIN outbox USING (job_id), workers
- WHERE jobs.job_id = ANY (%(job_ids)s::uuid[]) AND state = 'queued' AND attempt = 0 AND crashes = 0
+ WHERE jobs.job_id = ANY (%(job_ids)s::uuid[]) AND state::text = 'queued' AND attempt = 0 AND crashes = 0
    AND jobs.episode = 0
    AND (not_before IS NULL OR not_before <= clock_timestamp())
    AND (expires_at IS NULL OR expires_at > clock_timestamp())

@@ -1,7 +1,7 @@
 """Which due debts travel in one message: under backlog many jobs of one type, under light load one.
 
 A group holds first sends only, of one type, version, priority and episode: a resend, a trace and what has a history
-go alone. A group is an eighth of what is due of its kind, so that a few jobs are spread over processes instead of being
+go alone. A group is a quarter of what is due of its kind, so that a few jobs are spread over processes instead of being
 put into one, and nothing ever waits for a group to fill.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from app.outbox import Debt
 
-SHARE = 8
+SHARE = 4
 
 
 def groups(debts: Sequence[Debt], limit: Callable[[str, int], int]) -> list[list[Debt]]:

@@ -56,7 +56,7 @@ SUCCEED_TYPES = {
     "redelivered": "boolean",
     "journal_reason": "text",
 }
-# Of a chunk of atomic jobs that share a commit: all of them or none.
+# Of a chunk of atomic jobs that share a commit: all of them or none. As text, `state` fits no index but the key's.
 SUCCEED_ALL = JOB_PLANS.statement(
     "succeed_all",
     """
@@ -68,7 +68,7 @@ WITH done AS (
                     result_key = done.result_key, result = done.result::jsonb, not_before = NULL,
                     changed_at = clock_timestamp(), finished_at = clock_timestamp()
       FROM done
-     WHERE jobs.job_id = done.job_id AND state = 'queued' AND attempt = 0
+     WHERE jobs.job_id = done.job_id AND state::text = 'queued' AND attempt = 0
     RETURNING jobs.job_id
 ), paid AS (
     DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id

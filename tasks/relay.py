@@ -29,6 +29,8 @@ from db.session import connect, rows
 from tasks.publisher import Publisher, PublishError
 
 FULL_PAUSE_FIRST_S = 0.01
+# A window that was refilled lately may be empty sooner than a doubling pause is over: workers would wait for it.
+FULL_PAUSE_BUSY_S, BUSY_S = 0.1, 5.0
 
 
 def jobs_per_delivery(name: str, version: int) -> int:
@@ -143,7 +145,7 @@ class Relay(threading.Thread):
         """Pay until there is an error."""
         assert self._database is not None
         assert self._publisher is not None
-        pause = FULL_PAUSE_FIRST_S
+        pause, moved_at = FULL_PAUSE_FIRST_S, boottime_s()
         while self._going:
             if self._loss.is_set():
                 self._loss.clear()
@@ -156,10 +158,11 @@ class Relay(threading.Thread):
                 continue
             wait_s = self._wait_s()
             if moved:
-                pause = FULL_PAUSE_FIRST_S
+                pause, moved_at = FULL_PAUSE_FIRST_S, boottime_s()
             if wait_s <= 0:
                 # Overdue debts that could not be taken: the window is full, or another relay holds them.
-                wait_s, pause = pause, min(pause * 2, self._settings.poll_s)
+                longest_s = FULL_PAUSE_BUSY_S if boottime_s() - moved_at < BUSY_S else self._settings.poll_s
+                wait_s, pause = pause, min(pause * 2, longest_s)
             self._publisher.idle(readable=self._sleep(wait_s))
 
     def _pay(self, queue: str) -> int:

@@ -34,7 +34,7 @@ from tests.nodes.waiting import wait_for
 
 pytestmark = [pytest.mark.usefixtures("settings"), on_rabbitmq]
 APP = "tests.faults.jobs_coalesced"
-MANY = 160  # a relay takes them at once: deliveries of twenty
+MANY = 160  # a relay takes them at once: deliveries of forty
 LATER = pytest.mark.environment(DEADSURE_RESEND_FIRST_S="30")  # what is sent again was not sent by its gap
 
 
@@ -88,11 +88,11 @@ def test_a_backlog_travels_together_and_each_job_is_done_once(
 
 
 def test_light_load_is_one_job_for_each_delivery(packed: Any, court: Court, engine: Engine, start_worker: Any) -> None:
-    job_ids = submit(engine, packed.packed, {}, count=10)
+    job_ids = submit(engine, packed.packed, {}, count=7)
     start_worker(APP, options=QUICK)
     court.wait_succeeded(job_ids)
-    wait_acknowledged(engine, 10)
-    assert deliveries(engine, job_ids) == 10
+    wait_acknowledged(engine, 7)
+    assert deliveries(engine, job_ids) == 7
 
 
 def test_failures_in_the_middle_have_their_own_endings_and_traces(

@@ -335,6 +335,7 @@ def test_a_plan_that_was_made_on_empty_tables_does_not_outlive_them(grown: Plann
     rows(grown, "DISCARD PLANS")
     plan = explain(grown, sql.executing)
     assert (plan.whole, plan.through) == (set(), set())
+    assert "ix_jobs_open" not in plan.indexes, "it has all the waiting jobs in it"
 
 
 @pytest.mark.parametrize(

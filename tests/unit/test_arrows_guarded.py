@@ -45,7 +45,7 @@ def test_the_updates_are_found() -> None:
 @pytest.mark.parametrize(("file", "assignments", "guard"), updates(), ids=lambda value: value[:20])
 def test_an_update_of_the_state_checks_the_state(file: str, assignments: str, guard: str) -> None:
     if re.search(r"\bstate\s*=", assignments):
-        assert re.search(r"\bstate\s*(=|IN)|\{guard\}", guard), f"{file}: {guard}"
+        assert re.search(r"\bstate(::text)?\s*(=|IN)|\{guard\}", guard), f"{file}: {guard}"
 
 
 def test_the_guards_of_finish_check_state_and_attempt() -> None:
