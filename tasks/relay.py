@@ -30,7 +30,7 @@ from tasks.publisher import Publisher, PublishError
 
 FULL_PAUSE_FIRST_S = 0.01
 # A window that was refilled lately may be empty sooner than a doubling pause is over: workers would wait for it.
-FULL_PAUSE_BUSY_S, BUSY_S = 0.1, 5.0
+FULL_PAUSE_BUSY_S, BUSY_S = 0.1, 1.0
 
 
 def jobs_per_delivery(name: str, version: int) -> int:
@@ -161,7 +161,8 @@ class Relay(threading.Thread):
                 pause, moved_at = FULL_PAUSE_FIRST_S, boottime_s()
             if wait_s <= 0:
                 # Overdue debts that could not be taken: the window is full, or another relay holds them.
-                longest_s = FULL_PAUSE_BUSY_S if boottime_s() - moved_at < BUSY_S else self._settings.poll_s
+                busy = boottime_s() - moved_at < BUSY_S
+                longest_s = min(FULL_PAUSE_BUSY_S, self._settings.poll_s) if busy else self._settings.poll_s
                 wait_s, pause = pause, min(pause * 2, longest_s)
             self._publisher.idle(readable=self._sleep(wait_s))
 

@@ -50,7 +50,7 @@ def work(job: Job, payload: Packed) -> None:
                 time.sleep(POLL_S)
 
 
-@durable("tests.packed", payload=Packed, mode="atomic", time_limit_s=20, retry=RetryPolicy(first_s=0.2))
+@durable("tests.packed", payload=Packed, mode="atomic", time_limit_s=20, coalesce=20, retry=RetryPolicy(first_s=0.2))
 def packed(job: Job, payload: Packed) -> None:
     """Shares commits."""
     work(job, payload)

@@ -75,7 +75,7 @@ SELECT md5(n::text)::uuid, CASE (n / 7) % 50 WHEN 0 THEN 'rare' ELSE 'reports.ex
        '', CASE WHEN n > {JOBS - BATCH} THEN md5('1')::uuid END, clock_timestamp() - make_interval(secs => {JOBS} - n)
   FROM generate_series(1, {JOBS}) n, LATERAL (SELECT CASE
        WHEN n > {JOBS - DEBTS} THEN CASE WHEN n % 100 = 0 THEN 'retry_wait' ELSE 'queued' END
-       WHEN n % 2000 = 0 THEN 'running' WHEN n % 2000 = 1 THEN 'quarantined' WHEN n % 2000 = 2 THEN 'cancelled'
+       WHEN n % 2000 = 0 THEN 'running' WHEN n % 2000 = 1 THEN 'quarantined' WHEN n % 200 = 2 THEN 'cancelled'
        ELSE 'succeeded' END AS state) AS s;
 INSERT INTO outbox (job_id, queue, type, schema_version, priority, correlation_id, sends, sent_at, due_at)
 SELECT md5(n::text)::uuid, 'jobs', 'reports.export', 1, n % 3, '', CASE WHEN n % 200 = 0 THEN 1 ELSE 0 END,
