@@ -33,7 +33,7 @@ WITH owner AS (
      WHERE worker_id = %(worker_id)s AND lost_at IS NULL AND stopped_at IS NULL AND lease_until > clock_timestamp()
 ), candidate AS (
     SELECT job_id, greatest(changed_at, not_before) AS ready_at FROM jobs
-     WHERE job_id = %(job_id)s AND state IN ('queued', 'retry_wait')
+     WHERE job_id = %(job_id)s AND state::text IN ('queued', 'retry_wait')
        AND (not_before IS NULL OR not_before <= clock_timestamp())
        AND (expires_at IS NULL OR expires_at > clock_timestamp())
        FOR NO KEY UPDATE SKIP LOCKED
@@ -41,7 +41,7 @@ WITH owner AS (
     UPDATE jobs SET state = 'running', attempt = attempt + 1, worker_id = owner.worker_id, child_pid = %(pid)s,
                     parked_at = NULL, changed_at = clock_timestamp()
       FROM candidate, owner
-     WHERE jobs.job_id = candidate.job_id AND state IN ('queued', 'retry_wait')
+     WHERE jobs.job_id = candidate.job_id AND state::text IN ('queued', 'retry_wait')
     RETURNING jobs.*, ready_at
 ), paid AS (
     DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id
@@ -62,23 +62,23 @@ SELECT attempt, payload, type, schema_version, failures, max_failures, correlati
     delivery_tag="text",
     redelivered="boolean",
 )
-# Many ids by their key, whatever the statistics say: as text, `state` fits no index that has all open jobs in it.
+# By the keys alone, whatever the statistics say: as text, `state` fits no index that has all open jobs in it, and a
+# join with the outbox could begin with all that was sent.
 # The lock comes before the savepoint of the handler's first statement, or rolling back to it would give the row away
 # (H13). A row that changed between the look and the lock is checked again by PostgreSQL, another copy's claim included.
 HOLD = JOB_PLANS.statement(
     "hold",
     """
-SELECT jobs.job_id::text, attempt + 1, payload, jobs.type, jobs.schema_version, failures, max_failures,
-       jobs.correlation_id, checkpoint, extract(epoch FROM clock_timestamp() - jobs.created_at)::float8, last_delay_s,
-       jobs.trace_context, extract(epoch FROM clock_timestamp() - greatest(changed_at, not_before))::float8
-  FROM jobs JOIN outbox USING (job_id), workers
- WHERE jobs.job_id = ANY (%(job_ids)s::uuid[]) AND state::text = 'queued' AND attempt = 0 AND crashes = 0
-   AND jobs.episode = 0
+SELECT job_id::text, attempt + 1, payload, type, schema_version, failures, max_failures, correlation_id, checkpoint,
+       extract(epoch FROM clock_timestamp() - created_at)::float8, last_delay_s, trace_context,
+       extract(epoch FROM clock_timestamp() - greatest(changed_at, not_before))::float8
+  FROM jobs
+ WHERE job_id = ANY (%(job_ids)s::uuid[]) AND state::text = 'queued' AND attempt = 0 AND crashes = 0 AND episode = 0
    AND (not_before IS NULL OR not_before <= clock_timestamp())
    AND (expires_at IS NULL OR expires_at > clock_timestamp())
-   AND outbox.sends = 1
-   AND workers.worker_id = %(worker_id)s AND workers.lost_at IS NULL AND workers.stopped_at IS NULL
-   AND workers.lease_until > clock_timestamp()
+   AND (SELECT sends FROM outbox WHERE outbox.job_id = jobs.job_id) = 1
+   AND EXISTS (SELECT FROM workers WHERE worker_id = %(worker_id)s AND lost_at IS NULL AND stopped_at IS NULL
+                  AND lease_until > clock_timestamp())
    FOR NO KEY UPDATE OF jobs SKIP LOCKED
 """,
     job_ids="text[]",

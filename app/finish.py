@@ -23,9 +23,10 @@ from app.errors import LeaseLost
 from db.prepared import Prepared
 from db.session import one, rows
 
-# The guard of a committed attempt, and of the clean path, where the row lock is held since `begin_atomic`.
-COMMITTED = "state = 'running' AND attempt = %(attempt)s AND worker_id = %(worker_id)s"
-UNCOMMITTED = "state = 'queued' AND attempt = %(attempt)s - 1"
+# The guard of a committed attempt, and of the clean path, where the row lock is held since `begin_atomic`. `state` as
+# text fits no index: the row is found by its key, whatever the statistics say.
+COMMITTED = "state::text = 'running' AND attempt = %(attempt)s AND worker_id = %(worker_id)s"
+UNCOMMITTED = "state::text = 'queued' AND attempt = %(attempt)s - 1"
 JOURNAL = """
     INSERT INTO job_events (job_id, event, attempt, copy, delivery_tag, redelivered, worker_id, reason)
     SELECT job_id, word, attempt, %(copy)s, %(delivery_tag)s, %(redelivered)s, %(worker_id)s, {reason}

@@ -134,10 +134,16 @@ def million(shared_postgres: Postgres, template: str) -> Iterator[PgConnection]:
 
 @pytest.fixture(scope="module")
 def grown(shared_postgres: Postgres, template: str) -> Iterator[PlanningConnection]:
-    """Tables that were empty when they were last analyzed, with 20,000 waiting jobs a second later."""
+    """20,000 waiting jobs a second after the tables were analyzed with none of them, only finished ones, in it."""
     with databases.database(shared_postgres.url, "grown", template) as url:
         connection = connect(url)
         assert isinstance(connection, PlanningConnection)
+        rows(
+            connection,
+            "INSERT INTO jobs (job_id, type, payload, payload_digest, correlation_id, state, result_key, finished_at)"
+            " SELECT md5('old' || n)::uuid, 't', '{}', '', '', 'succeeded', 'k', clock_timestamp()"
+            " FROM generate_series(1, 20000) n",
+        )
         rows(connection, "VACUUM ANALYZE")
         for sql in SINGLE.values():
             if isinstance(sql, Prepared):
