@@ -40,12 +40,12 @@ WITH candidate AS (
       FROM candidate
      WHERE jobs.job_id = candidate.job_id AND state IN ('queued', 'retry_wait', 'quarantined')
     RETURNING jobs.job_id, attempt, episode
-), paid AS (
-    DELETE FROM outbox USING job WHERE outbox.job_id = job.job_id
 ), closed AS (
     UPDATE quarantine_entries entry SET closed_at = clock_timestamp()
       FROM job WHERE entry.job_id = job.job_id AND entry.episode = job.episode AND closed_at IS NULL
     RETURNING entry.job_id, entry.episode
+), paid AS (
+    DELETE FROM outbox USING job LEFT JOIN closed USING (job_id) WHERE outbox.job_id = job.job_id
 ), decided AS (
     INSERT INTO quarantine_actions (job_id, episode, action, author, reason)
     SELECT job_id, episode, 'cancel', %(author)s, %(reason)s FROM closed

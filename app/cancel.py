@@ -36,14 +36,18 @@ WITH candidate AS (
 ), closed AS (
     UPDATE quarantine_entries entry SET closed_at = clock_timestamp()
       FROM job WHERE entry.job_id = job.job_id AND entry.episode = job.episode AND closed_at IS NULL
-    RETURNING entry.job_id
+    RETURNING entry.job_id, entry.episode
 ), paid AS (
     DELETE FROM outbox USING job LEFT JOIN closed USING (job_id) WHERE outbox.job_id = job.job_id
 ), action AS (
     INSERT INTO quarantine_actions (job_id, episode, action, author, reason)
-    SELECT job_id, episode, 'cancel', %(author)s, %(reason)s FROM job WHERE %(episode)s::int IS NOT NULL
+    SELECT job_id, episode, 'cancel', %(author)s, %(reason)s FROM closed
+    ON CONFLICT DO NOTHING
 ), journal AS (
-    INSERT INTO job_events (job_id, event, attempt, reason) SELECT job_id, 'cancel', attempt, %(reason)s FROM job
+    INSERT INTO job_events (job_id, event, attempt, reason)
+    SELECT job_id, 'cancel', attempt, %(reason)s FROM job
+    UNION ALL
+    SELECT job_id, 'cancel_requested', NULL, %(reason)s FROM asked
 )
 SELECT EXISTS (SELECT FROM job), EXISTS (SELECT FROM asked), EXISTS (SELECT FROM candidate)
 """
@@ -59,9 +63,19 @@ class Cancelled(Enum):
     UNKNOWN = "no such job"
 
 
-def cancel(connection: PgConnection, job_id: UUID, *, cause: str = "cancelled", reason: str = "cancelled") -> Cancelled:
-    """Cancel a job, or ask a running one to stop. `cause` `expired` cancels only what is past its `expires`."""
-    values = {"job_id": str(job_id), "cause": cause, "reason": reason, "episode": None, "author": None}
+def cancel(
+    connection: PgConnection,
+    job_id: UUID,
+    *,
+    cause: str = "cancelled",
+    reason: str = "cancelled",
+    author: str = "unnamed",
+) -> Cancelled:
+    """Cancel a job, or ask a running one to stop. `cause` `expired` cancels only what is past its `expires`.
+
+    `author` is who decided, where the job was in quarantine.
+    """
+    values = {"job_id": str(job_id), "cause": cause, "reason": reason, "episode": None, "author": author}
     try:
         row = one(connection, CANCEL, values)
     except LockNotAvailable:

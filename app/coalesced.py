@@ -84,19 +84,19 @@ class Queue:
             return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
 
     def give_back(self) -> None:
-        """Let others do what is left; kept when the database does not take it."""
+        """Let others do what is left; kept are jobs that the database does not know, or all when it does not answer."""
         with self._lock:
             if not self._waiting:
                 return
             left = [delivery.job_id for delivery in self._waiting]
             with suppress(psycopg2.Error, SQLAlchemyError):
-                with_pooled(
+                unknown = with_pooled(
                     settings().need_database(),
                     settings().submit_timeout_s,
                     lambda connection: give_back(connection, left),
                 )
-                self._waiting.clear()
-                log.info("delivery.given_back", jobs=len(left))
+                self._waiting = deque(delivery for delivery in self._waiting if delivery.job_id in unknown)
+                log.info("delivery.given_back", jobs=len(left) - len(unknown))
 
 
 def run(seat: Seat, deliveries: Sequence[Delivery], job_type: JobType, watch: Watch) -> list[Ending]:

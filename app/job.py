@@ -61,11 +61,11 @@ watching: ContextVar[Watched | None] = ContextVar("deadsure_watched", default=No
 
 
 class StoppedEarly(DeadsureError):
-    """The handler gave its job back in order. Never leaves this module."""
+    """The handler gave its job back in order. Never leaves `app.attempt` and `app.coalesced`."""
 
 
 class RunAgain(DeadsureError):
-    """The attempt's transaction died with the database: claim once more. Never leaves this module."""
+    """The attempt's transaction died with the database: claim once more. Never leaves those two either."""
 
 
 def strike() -> None:

@@ -103,6 +103,11 @@ INSERT INTO job_events (job_id, event, copy, reason) SELECT job_id, 'returned', 
 """
 
 
+STRANGERS = """
+SELECT job_id::text FROM unnest(%(job_ids)s::uuid[]) AS given (job_id)
+ WHERE NOT EXISTS (SELECT FROM jobs WHERE jobs.job_id = given.job_id)
+   AND NOT EXISTS (SELECT FROM job_tombstones old WHERE old.job_id = given.job_id)
+"""
 GIVE_BACK = """
 UPDATE outbox SET due_at = clock_timestamp()
  WHERE job_id = ANY (%(job_ids)s::uuid[]) AND kind = 'wake' AND sends = 1 AND due_at > clock_timestamp()
@@ -158,9 +163,15 @@ def note_loss(connection: PgConnection, queue: str, age_s: float, waiting: Colle
     rows(connection, EVIDENCE, values)
 
 
-def give_back(connection: PgConnection, job_ids: Sequence[UUID]) -> None:
-    """A delivery does not come to these jobs of it: they are sent again at once, each by itself."""
-    rows(connection, f"{GIVE_BACK}; {NOTIFY}", {"job_ids": [str(job_id) for job_id in job_ids]})
+def give_back(connection: PgConnection, job_ids: Sequence[UUID]) -> set[UUID]:
+    """A delivery does not come to these jobs of it: they are sent again at once, each by itself.
+
+    Returns those that the database does not know: nothing would bring them again.
+    """
+    values = {"job_ids": [str(job_id) for job_id in job_ids]}
+    unknown = {UUID(row[0]) for row in rows(connection, STRANGERS, values)}
+    rows(connection, f"{GIVE_BACK}; {NOTIFY}", values)
+    return unknown
 
 
 def note_returned(connection: PgConnection, returned: Sequence[tuple[UUID, str]], age_s: float) -> None:

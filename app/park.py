@@ -68,7 +68,7 @@ SELECT 1 FROM job
 # the delivery is rejected.
 REJECT = """
 SELECT NOT EXISTS (SELECT FROM jobs WHERE job_id = %(job_id)s
-                   UNION ALL SELECT FROM job_tombstones WHERE job_id = %(job_id)s) OR EXISTS (
+                   UNION ALL SELECT FROM job_tombstones WHERE job_id = %(job_id)s), EXISTS (
     SELECT FROM jobs JOIN outbox debt USING (job_id)
      WHERE job_id = %(job_id)s AND state = 'quarantined' AND jobs.episode = %(episode)s
        AND kind = 'trace' AND debt.episode = jobs.episode)
@@ -76,11 +76,15 @@ SELECT NOT EXISTS (SELECT FROM jobs WHERE job_id = %(job_id)s
 
 
 class Parked(Enum):
-    """What is to be done with the delivery. QUARANTINED: rejected too, and it was this call that did it."""
+    """What is to be done with the delivery. QUARANTINED: rejected too, and it was this call that did it.
+
+    UNKNOWN: rejected, and no debt will ever bring the dead letter of that job.
+    """
 
     LEFT = "acknowledge"
     REJECT = "reject"
     QUARANTINED = "reject, newly quarantined"
+    UNKNOWN = "reject, no such job"
 
 
 def park(
@@ -92,7 +96,7 @@ def park(
     grace_s: float,
     offer_s: float,
 ) -> Parked:
-    """Leave the job for others, or quarantine it; REJECT when it was quarantined before, or there is no such job."""
+    """Leave the job for others, or quarantine it; REJECT when it was quarantined before, and its dead letter is due."""
     values = {
         "job_id": str(job_id),
         "copy": copy,
@@ -106,5 +110,7 @@ def park(
         return Parked.LEFT
     if row is not None and one(connection, QUARANTINE, values) is not None:
         return Parked.QUARANTINED
-    reject = one(connection, REJECT, values)
-    return Parked.REJECT if reject and reject[0] else Parked.LEFT
+    unknown, untraced = one(connection, REJECT, values) or (False, False)
+    if unknown:
+        return Parked.UNKNOWN
+    return Parked.REJECT if untraced else Parked.LEFT

@@ -110,8 +110,9 @@ class DurableConsumer(Consumer):
             ]
             for _ in range(became.count(Parked.QUARANTINED)):
                 counts.of_type(message.headers["task"]).note_quarantine("unknown_type")
-            # Of a coalesced delivery the debts bring the missing dead letters.
-            return Settle.ACK if Parked.LEFT in became else Settle.REJECT
+            # Of a coalesced delivery the debts bring the missing dead letters, but a job that is not there has none.
+            keep = Parked.LEFT in became and Parked.UNKNOWN not in became
+            return Settle.ACK if keep else Settle.REJECT
 
         counts.MESSAGES.labels("parked").inc()
         services().settler.put(work, partial(self.settle, message), on_bug=Settle.REJECT)

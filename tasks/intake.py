@@ -93,7 +93,8 @@ class Intake(threading.Thread):
             auto_declare=False,
         ):
             while not self._stopped.is_set():
-                self._offers.look(self._database)
+                if self._declares:  # a probe's intake decides nothing about what waits for others
+                    self._offers.look(self._database)
                 try:
                     broker.drain_events(timeout=WAIT_S)
                 except TimeoutError:

@@ -42,7 +42,7 @@ def cancel_jobs(targets: tuple[str, ...], author: str, reason: str, yes: bool, a
             if states.get(job_id, (0, ""))[1] == State.QUARANTINED:
                 answers.append((job_id, f"quarantined: deadsure quarantine cancel {job_id}", False))
                 continue
-            answer = cancel(connection, job_id, reason=f"{author}: {reason}")
+            answer = cancel(connection, job_id, reason=f"{author}: {reason}", author=author)
             answers.append((job_id, answer.value, answer in DONE))
     if as_json:
         print_json([{"job_id": job_id, "answer": told, "done": done} for job_id, told, done in answers])

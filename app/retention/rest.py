@@ -94,7 +94,12 @@ SELECT job_id::text, NOT EXISTS (SELECT FROM jobs WHERE jobs.job_id = page.job_i
               AND coalesce(at >= %(now)s - make_interval(secs => %(journal_s)s), true))
   FROM page ORDER BY job_id
 """
-FORGET = "DELETE FROM job_events WHERE job_id = ANY(%(ids)s::uuid[]) RETURNING 1"
+# Since they were found, a key whose tombstone is gone may have been submitted anew.
+FORGET = """
+DELETE FROM job_events WHERE job_id = ANY(%(ids)s::uuid[])
+   AND NOT EXISTS (SELECT FROM jobs WHERE jobs.job_id = job_events.job_id)
+RETURNING 1
+"""
 SMALLEST = str(UUID(int=0))
 
 

@@ -63,11 +63,6 @@ class Management:
         wanted = (queue, key)
         return any((entry["destination"], entry["routing_key"]) == wanted for entry in bindings)
 
-    def exchange_kind(self, name: str) -> tuple[str, bool]:
-        """(type, durable) of an exchange."""
-        found = self.get(f"exchanges/{self._virtual_host}/{quote(name, safe='')}")
-        return found["type"], found["durable"]
-
     def policies(self) -> list[dict[str, Any]]:
         """Policies and operator policies of the virtual host; the latter carry `operator`."""
         if self._policies is None:

@@ -116,3 +116,27 @@ def test_only_what_is_past_its_time_expires(scene: Scene, jobs: Any) -> None:
     assert claim.look(worker.session, delivery, worker.worker_id) is claim.Refusal.EXPIRED
     assert cancel.cancel(scene.eyes, late, cause="expired") is Cancelled.CANCELLED
     assert scene.state(late) == "cancelled"
+
+
+def test_asking_a_running_job_is_told_in_its_journal(scene: Scene) -> None:
+    job_id = scene.claimed(scene.worker()).claimed.job_id
+    assert cancel.cancel(scene.eyes, job_id, reason="ann: the wrong month") is Cancelled.REQUESTED
+    found = scene.record("SELECT * FROM job_events WHERE job_id = %s AND event = 'cancel_requested'", (str(job_id),))
+    assert found["reason"] == "ann: the wrong month"
+
+
+def test_a_quarantined_job_that_is_revoked_has_a_decision(scene: Scene) -> None:
+    worker = scene.worker()
+    holder = scene.claimed(worker)
+    finish.quarantine(
+        worker.session, holder, "permanent", "r", "f", failure="permanent", offer_s=30, in_transaction=False
+    )
+    job_id = holder.claimed.job_id
+    assert cancel.cancel(scene.eyes, job_id, reason="revoked", author="bob") is Cancelled.CANCELLED
+    decided = scene.record("SELECT * FROM quarantine_actions WHERE job_id = %s", (str(job_id),))
+    assert (decided["action"], decided["author"], decided["reason"], decided["episode"]) == (
+        "cancel",
+        "bob",
+        "revoked",
+        1,
+    )

@@ -387,7 +387,7 @@ def test_a_late_copy_of_a_pruned_job_is_acknowledged(scene: Scene, ended: End, k
     assert claim.look(worker.session, delivery, worker.worker_id) is Refusal.FINISHED
     parked = partial(park.park, scene.eyes, copy=1, episode=1, worker_id=worker.worker_id, grace_s=600, offer_s=1)
     assert parked(job_id=job_id) is park.Parked.LEFT
-    assert parked(job_id=uuid.uuid4()) is park.Parked.REJECT
+    assert parked(job_id=uuid.uuid4()) is park.Parked.UNKNOWN
 
 
 # the rest
