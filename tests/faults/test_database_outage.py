@@ -222,7 +222,7 @@ def test_the_answer_to_the_finishing_commit_is_lost(
         proxy.cut()
         proxy.heal()
     outcomes.wait_all_succeeded(1)
-    wait_for(lambda: len(outcomes.events("ack_sent", job.id)) == 1, 30, "the delivery is acknowledged")
+    wait_for(lambda: len(outcomes.events("ack_sent", job.id)) >= 1, 30, "the delivery is acknowledged")
     outcomes.assert_once(1)
     assert effects.starts(job.id) == (1 if answer == "lost" else 2)
     assert len(outcomes.events("succeed", job.id)) == 1
