@@ -64,7 +64,7 @@ SELECT batch_id, finished_at IS NOT NULL, cancelled_at IS NOT NULL, completion_i
 # What the journal tells beside the arrows.
 NOTES = (
     *("published", "returned", "received", "result_saved", "retry_scheduled", "quarantined", "ack_sent", "reject_sent"),
-    *("dead_lettered", "repaired"),
+    *("dead_lettered", "repaired", "cancel_requested"),
 )
 OUT_OF_RUNNING = (Arrow.SUCCEED, Arrow.RETRY, Arrow.QUARANTINE, Arrow.EXPIRE, Arrow.RELEASE)
 
